@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How an arena is named when it is handed to another process: the message that travels with its
+ * file descriptors (host: one memfd; vmm: one fd a granule, in order; ipc: none).
+ */
+#ifndef KV_INTERNAL_ARENA_EXPORT_H
+#define KV_INTERNAL_ARENA_EXPORT_H
+
+#include <stdint.h>
+
+#define KV_UUID_BYTES 16
+#define KV_IPC_HANDLE_BYTES 64
+
+enum kv_export_kind {
+	KV_EXPORT_HOST = 1, /* memfd */
+	KV_EXPORT_VMM = 2,  /* cuMemCreate granules, one POSIX fd each */
+	KV_EXPORT_IPC = 3,  /* cudaMalloc, one IPC handle for the whole */
+};
+
+struct kv_arena_export {
+	uint32_t kind; /* enum kv_export_kind */
+	uint32_t n_fds;
+	uint64_t bytes; /* of the whole arena */
+	uint64_t granule_bytes; /* of each fd's memory but perhaps the last; = bytes if one fd */
+	uint64_t epoch; /* differs each time an arena is made, also when the handle repeats */
+	uint8_t uuid[KV_UUID_BYTES]; /* of the GPU; zero for host memory */
+	uint8_t ipc_handle[KV_IPC_HANDLE_BYTES];
+	int32_t owner_pid; /* of the process that made it */
+	uint32_t reserved;
+};
+
+static inline const char *kv_export_name(uint32_t kind)
+{
+	return kind == KV_EXPORT_HOST ? "host" : kind == KV_EXPORT_VMM ? "vmm" :
+					     kind == KV_EXPORT_IPC    ? "ipc" :
+									"unknown";
+}
+
+#endif
