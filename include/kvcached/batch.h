@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Batches: what a step's kernels read, built from sequences.
+ *
+ * All arrays lie in host memory that the device can read (pinned, mapped), so an engine hands them
+ * straight to kernels or copies them in one go. A batch is reused from step to step; what it
+ * shows is valid until its next build.
+ *
+ * A sequence takes part with its last n_query tokens: those just appended. Rows past the real ones,
+ * up to the padded size, are: query_start_loc repeated, seq_lens 0, table rows of the null
+ * block, slots -1, positions 0, tokens 0. Columns past a sequence's blocks hold the null block.
+ */
+#ifndef KVCACHED_BATCH_H
+#define KVCACHED_BATCH_H
+
+#include <kvcached/sequence.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct kv_batch;
+
+struct kv_batch_options {
+	size_t size;
+	uint32_t max_seqs;
+	uint32_t max_tokens;
+	uint32_t max_blocks_per_seq; /* width of the block table */
+};
+
+struct kv_batch_item {
+	struct kv_seq *seq;
+	uint32_t n_query; /* 1..len */
+};
+
+struct kv_batch_data {
+	uint32_t n_seqs;   /* padded */
+	uint32_t n_tokens; /* padded */
+	uint32_t n_real_seqs;
+	uint32_t n_real_tokens;
+	uint32_t max_query_len;
+	uint32_t max_seq_len;
+	uint32_t table_width;
+	uint32_t n_copies;
+	const int32_t *block_table;	/* [n_seqs, table_width] */
+	const int64_t *slots;		/* [n_tokens] */
+	const int32_t *query_start_loc; /* [n_seqs + 1] */
+	const int32_t *seq_lens;	/* [n_seqs] */
+	const int64_t *positions;	/* [n_tokens] */
+	const int32_t *tokens;		/* [n_tokens] */
+	const kv_block_id *copies;	/* [n_copies, 2] source, destination; before any write */
+};
+
+/* kv_batch_new() - Return: 0; -EINVAL for a size of 0; -ENOMEM. */
+int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *options,
+		 struct kv_batch **ret);
+
+/* kv_batch_free() - NULL is allowed. Return: NULL. */
+struct kv_batch *kv_batch_free(struct kv_batch *batch);
+
+/**
+ * kv_batch_build() - the arrays of one step
+ * @items:	[n_items], one for each sequence of the step
+ * @pad_seqs:	at least this many rows; 0: no padding
+ * @pad_tokens: at least this many tokens; 0: no padding
+ *
+ * The copies noted by kv_seq_reserve() since the last build come with it; they must be done before the
+ * step writes: by kv_batch_copy(), or by workers that are sent `copies`.
+ * Return: 0; -E2BIG if it exceeds the batch's sizes (the text says which); -EINVAL.
+ */
+int kv_batch_build(struct kv_batch *batch, const struct kv_batch_item *items, uint32_t n_items,
+		   uint32_t pad_seqs, uint32_t pad_tokens);
+
+const struct kv_batch_data *kv_batch_data(const struct kv_batch *batch);
+
+/**
+ * kv_batch_copy() - do this build's copies on every device this pool is mapped on
+ *
+ * Return: 0; -ENXIO if the pool isn't mapped; -EIO.
+ */
+int kv_batch_copy(struct kv_batch *batch, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Connecting to kvcached, and opening pools.
+ *
+ *	KV_OPTIONS(kv_connect_options, how, .name = "engine-a");
+ *	struct kv_client *client;
+ *	struct kv_pool *pool;
+ *
+ *	if (kv_connect(&how, &client) < 0)
+ *		errx(1, "%s", kv_error_text());
+ *	KV_OPTIONS(kv_pool_options, what, .name = "llama", .model = "llama-3-8b", .layout = &layout,
+ *		   .mapped = 1);
+ *	if (kv_pool_open(client, &what, &pool) < 0)
+ *		errx(1, "%s", kv_error_text());
+ *
+ * Two roles. Host-only (mapped = 0): leases, lookup, block tables; no CUDA context is made, the
+ * process needs no GPU. Mapped: the arena is mapped as well, so that kernels can run on it.
+ *
+ * Threads: a kv_client may be used from several threads. A kv_pool and the sequences and batches made
+ * from it are for one thread at a time; a thread that wants to work beside others opens the pool
+ * once more (each opening is a session of its own; they share prefixes like any two processes).
+ *
+ * Processes: handles are not inherited. In a forked child every call gives -ECHILD; connect anew.
+ * The library installs nothing at exit: memory goes back to the daemon by kv_pool_close(), or when
+ * the process ends, however it ends.
+ *
+ * Deadlines: `timeout` is nanoseconds from the call; 0 in an options struct means 5 s.
+ */
+#ifndef KVCACHED_CLIENT_H
+#define KVCACHED_CLIENT_H
+
+#include <kvcached/layout.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct kv_client;
+struct kv_pool;
+
+/* kv_error_text() - what went wrong in this thread's last call that returned a negative number */
+const char *kv_error_text(void);
+
+/* kv_version() - "0.1.0" */
+const char *kv_version(void);
+
+struct kv_connect_options {
+	size_t size;
+	const char *socket; /* NULL: $KVCACHED_SOCKET, else the daemon's default path */
+	const char *name;   /* label for operators; NULL: the program's name */
+	int64_t timeout;
+};
+
+/**
+ * kv_connect() - connect to the daemon of this machine
+ *
+ * Return: 0; -ENOENT or -ECONNREFUSED if no daemon listens (the text names the socket); -EPROTO if
+ *         daemon and library speak different versions (the text names both); -ETIMEDOUT; -EAGAIN if
+ *         the daemon has as many clients as it accepts.
+ */
+int kv_connect(const struct kv_connect_options *options, struct kv_client **ret);
+
+/**
+ * kv_disconnect() - end the connection; its pools must have been closed
+ *
+ * NULL is allowed. Return: NULL.
+ */
+struct kv_client *kv_disconnect(struct kv_client *client);
+
+/**
+ * kv_ping() - a round trip; what this client sent before has been worked off by the daemon
+ *
+ * Return: 0; -ETIMEDOUT; -ECONNRESET if the daemon is gone.
+ */
+int kv_ping(struct kv_client *client, int64_t timeout);
+
+/* One device of the daemon. */
+struct kv_gpu {
+	int32_t index;	    /* what pool options call it */
+	int32_t device;	    /* enum kv_device */
+	char name[64];	    /* "NVIDIA H200", "host memory" */
+	char uuid[40];	    /* "GPU-xxxxxxxx-...", "" for host memory */
+	char export_kind[8]; /* "vmm", "ipc", "host" */
+	uint64_t arena_bytes;
+};
+
+/* kv_client_gpus() - the daemon's devices; the list lives as long as the client. Return: how many. */
+int kv_client_gpus(const struct kv_client *client, const struct kv_gpu **ret);
+
+struct kv_pool_options {
+	size_t size;
+	const char *name; /* which pool: those who give the same name share it */
+	/* Identity: all who open the pool must say the same. NULL is "". */
+	const char *model;
+	const char *revision;
+	const char *name_space;		/* whatever else decides if K and V can be shared */
+	uint32_t tp_ranks;		/* 0 is 1 */
+	const struct kv_layout *layout; /* NULL: the pool must exist; its layout is taken */
+	uint32_t gpu_mask;		/* bit i: device i of kv_client_gpus(); 0 is device 0 */
+	/* Capacity: said by whoever comes first, ignored later. */
+	uint64_t min_bytes; /* guaranteed; 0: none */
+	uint64_t max_bytes; /* 0: as much as there is. A paged pool takes it all at once. */
+	/* This attachment. */
+	int mapped;	  /* 1: map the arena */
+	uint32_t map_mask; /* which of the pool's devices; 0: all */
+	int64_t timeout;
+};
+
+/**
+ * kv_pool_open() - attach to a pool, creating it if it is new
+ *
+ * Return: 0; -EINVAL, the text names the field; -EEXIST if a pool of that name has another identity
+ *         (the text lists the fields that differ, with both values); -ENOENT if there is none and
+ *         @options has no layout; -ENOMEM if the minimum can't be guaranteed; -EBUSY if the pool has
+ *         KV_MAX_SESSIONS sessions; -ENODEV if a device isn't visible here; -ETIMEDOUT.
+ */
+int kv_pool_open(struct kv_client *client, const struct kv_pool_options *options,
+		 struct kv_pool **ret);
+
+/**
+ * kv_pool_close() - give everything back and detach; sequences and batches must be freed before
+ *
+ * Waits for GPU work that was named by a stream in an earlier release. NULL is allowed.
+ * Return: NULL.
+ */
+struct kv_pool *kv_pool_close(struct kv_pool *pool);
+
+struct kv_pool_info {
+	uint32_t block_tokens;
+	uint32_t n_components;
+	uint64_t block_bytes;
+	uint64_t max_blocks;	/* the most blocks this pool can ever have */
+	kv_block_id null_block; /* never handed out; pads block tables */
+	kv_block_id id_limit;	/* ids are below this */
+	int32_t device;		/* enum kv_device */
+	uint32_t gpu_mask;
+	uint32_t session;
+};
+
+void kv_pool_info(const struct kv_pool *pool, struct kv_pool_info *ret);
+
+/* kv_pool_layout() - the pool's layout; lives as long as the pool */
+const struct kv_layout *kv_pool_layout(const struct kv_pool *pool);
+
+/**
+ * kv_pool_view() - one component as kernels take it, in this process's addresses
+ * @gpu: index of a device this pool is mapped on
+ *
+ * Return: 0; -EINVAL for a number out of range; -ENXIO if the pool isn't mapped there.
+ */
+int kv_pool_view(const struct kv_pool *pool, uint32_t gpu, uint32_t component,
+		 struct kv_view *ret);
+
+/**
+ * kv_blocks_take() - lease @n blocks that nobody else uses
+ * @ret_ids: [n]
+ * @timeout: how long to wait for room; 0: not at all
+ *
+ * All or nothing. Their content is undefined but finite as long as the pool's components are KV of
+ * one use: a block that belonged to another pool was zeroed first.
+ * Return: 0; KV_NO_ROOM; KV_TOO_LARGE if the pool never has that many; -ECONNRESET.
+ */
+int kv_blocks_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout);
+
+/**
+ * kv_blocks_give() - give blocks back; no work that uses them may be queued or running
+ *
+ * Return: 0; -EINVAL if an id isn't held (those that are, are given back); the null block is ignored.
+ */
+int kv_blocks_give(struct kv_pool *pool, uint32_t n, const kv_block_id *ids);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Everything libkvclient offers. Read types.h first: it has the words. */
+#ifndef KVCACHED_KVCACHED_H
+#define KVCACHED_KVCACHED_H
+
+#include <kvcached/types.h>
+#include <kvcached/layout.h>
+#include <kvcached/client.h>
+#include <kvcached/sequence.h>
+#include <kvcached/batch.h>
+#include <kvcached/attention.h>
+#include <kvcached/stats.h>
+
+#endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sequences: the tokens of one request and the blocks that hold their K and V.
+ *
+ *   len       tokens that are in the sequence: found in the cache, or appended
+ *   capacity  tokens that its blocks have room for; len <= capacity
+ *
+ *	kv_seq_new(pool, &seq);
+ *	kv_seq_lookup(seq, prompt, n, &hit);               len = hit, a multiple of block_tokens
+ *	kv_seq_reserve(seq, n + 1, 0);                     room for the prompt and one token
+ *	kv_seq_append(seq, prompt + hit, n - hit);         what the next step computes
+ *	kv_batch_build(batch, &item, 1, 0, 0);             table, slots, positions
+ *	... write K and V, attention ...
+ *	kv_seq_publish(seq, stream);                       complete blocks become visible to all
+ *	kv_seq_free(seq, stream);
+ *
+ * Order (why `stream` is asked for): a block is shown to other processes only after the work queued
+ * on the stream so far has finished, and goes back only after it has. In a pool that is not mapped,
+ * or lies in host memory, work is over when it is said to be: there the stream is ignored, and the
+ * caller calls publish and free when the step's results are back.
+ *
+ * Blocks that others can see never change. Where a sequence is about to write into a block that
+ * is shared (after a fork, or a rollback into published tokens), kv_seq_reserve() puts a private
+ * block in its place and notes a copy, which the next batch carries (batch.h).
+ *
+ * Threads: as the pool: one at a time.
+ */
+#ifndef KVCACHED_SEQUENCE_H
+#define KVCACHED_SEQUENCE_H
+
+#include <kvcached/client.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct kv_seq;
+
+/* kv_seq_new() - an empty sequence. Return: 0 or -ENOMEM. */
+int kv_seq_new(struct kv_pool *pool, struct kv_seq **ret);
+
+/**
+ * kv_seq_free() - end a sequence and release its blocks after @stream's work so far
+ *
+ * What was published stays cached. NULL is allowed. Return: NULL.
+ */
+struct kv_seq *kv_seq_free(struct kv_seq *seq, void *stream);
+
+/**
+ * kv_seq_lookup() - find the longest cached prefix of @tokens and hold its blocks
+ * @seq:     empty, or with a length that is a multiple of block_tokens and equal to the tokens given:
+ *           then the search goes on from there (a prompt that another process is computing too)
+ * @tokens:  the whole prompt, [n]
+ * @ret_hit: tokens found, from the start; whole blocks, and at most n - 1: one is left to compute
+ *
+ * No message, no wait. Tokens are compared one by one: a hash collision is a miss.
+ * Return: 0, also when nothing is found; -EINVAL; -ENOMEM.
+ */
+int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *ret_hit);
+
+/**
+ * kv_seq_reserve() - room for @n_tokens in total, writable from len on
+ * @timeout: how long to wait for room; 0: not at all
+ *
+ * All or nothing: on any other answer than 0 the sequence is as before. Shrinks nothing.
+ * Return: 0; KV_NO_ROOM; KV_TOO_LARGE if the pool never has that many blocks; -ECONNRESET.
+ */
+int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeout);
+
+/**
+ * kv_seq_append() - the next tokens, whose K and V are about to be computed
+ *
+ * Return: 0; -ENOSPC if capacity is too small (reserve first); -EPERM if the place is shared
+ *         (reserve first).
+ */
+int kv_seq_append(struct kv_seq *seq, const int32_t *tokens, size_t n);
+
+/**
+ * kv_seq_fork() - a second sequence with the same tokens and blocks
+ *
+ * Nothing is copied until one of the two writes. Return: 0 or -ENOMEM.
+ */
+int kv_seq_fork(struct kv_seq *seq, struct kv_seq **ret);
+
+/**
+ * kv_seq_rollback() - forget the tokens from @n_tokens on (rejected drafts)
+ * @stream: blocks that become unused are released after its work so far
+ *
+ * Capacity stays as far as blocks are still needed. Return: 0; -EINVAL if n_tokens > len.
+ */
+int kv_seq_rollback(struct kv_seq *seq, size_t n_tokens, void *stream);
+
+/**
+ * kv_seq_publish() - show complete blocks to everyone, after @stream's work so far
+ *
+ * Blocks whose content is already cached are exchanged for the cached ones later on, by a call of
+ * this library, when no table that names them is in use any more. Never waits.
+ * Return: 0; -EIO if the stream is broken: nothing is published.
+ */
+int kv_seq_publish(struct kv_seq *seq, void *stream);
+
+size_t kv_seq_len(const struct kv_seq *seq);
+size_t kv_seq_capacity(const struct kv_seq *seq);
+const int32_t *kv_seq_tokens(const struct kv_seq *seq); /* [len]; valid until the next append */
+
+/* kv_seq_blocks() - ids in order, valid until the next call for this sequence. Return: how many. */
+size_t kv_seq_blocks(const struct kv_seq *seq, const kv_block_id **ret);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

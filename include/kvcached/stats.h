@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the daemon can say of itself: devices, pools, sessions. kvctl, its JSON and other programs
+ * read the same structs; kv_stat_fields() names each number, its unit and its meaning.
+ *
+ * The books: blocks_free + blocks_leased + blocks_cached + blocks_quarantined == blocks_total for
+ * every pool; extents: bytes_free + bytes_scrubbing + bytes_pools == bytes_arena for every device.
+ */
+#ifndef KVCACHED_STATS_H
+#define KVCACHED_STATS_H
+
+#include <kvcached/client.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct kv_daemon_stats {
+	char version[16];
+	char event_loop[16];	  /* "io_uring" or "epoll" */
+	char event_loop_why[96]; /* why not io_uring; "" otherwise */
+	char heap[16];		  /* "jemalloc" or "libc" */
+	uint64_t boot_nonce;
+	uint64_t pid;
+	uint64_t uptime_ns;
+	uint64_t n_gpus;
+	uint64_t n_pools;
+	uint64_t n_clients;
+	uint64_t n_sessions;
+	uint64_t heap_bytes;
+};
+
+struct kv_gpu_stats {
+	uint64_t index;
+	char name[64];
+	char uuid[40];
+	char export_kind[8];
+	char export_why[96]; /* what the probe found, where vmm isn't used */
+	uint64_t bytes_arena;
+	uint64_t bytes_pools;	  /* in extents of pools */
+	uint64_t bytes_scrubbing; /* given back, not zeroed yet */
+	uint64_t bytes_free;
+	uint64_t bytes_extent; /* size of one extent */
+	uint64_t mover_pid;
+	uint64_t scrubbed_bytes_total;
+};
+
+struct kv_pool_stats {
+	uint64_t id;
+	char name[KV_NAME_MAX];
+	char model[KV_NAME_MAX];
+	char revision[KV_NAME_MAX];
+	char name_space[KV_NAME_MAX];
+	char layout[16]; /* "flat", "paged" */
+	uint64_t gpu_mask;
+	uint64_t tp_ranks;
+	uint64_t block_tokens;
+	uint64_t block_bytes;
+	uint64_t n_sessions;
+	uint64_t min_bytes;
+	uint64_t max_bytes;
+	uint64_t extent_bytes; /* on each of its devices */
+	uint64_t blocks_total;
+	uint64_t blocks_free;
+	uint64_t blocks_leased;	     /* magazines included */
+	uint64_t blocks_cached;	     /* in the prefix index, held or not */
+	uint64_t blocks_cached_held; /* of these, held by a session */
+	uint64_t blocks_quarantined; /* of a client that can't be proven quiet */
+	uint64_t lookup_tokens_total;
+	uint64_t hit_tokens_total;
+	uint64_t published_total;
+	uint64_t duplicates_total; /* published, but cached already */
+	uint64_t evictions_total;
+	uint64_t grants_total; /* blocks */
+	uint64_t no_room_total;
+	uint64_t waiting; /* requests that wait for room */
+};
+
+struct kv_session_stats {
+	uint64_t id;
+	uint64_t pool_id;
+	char pool[KV_NAME_MAX];
+	char client[KV_NAME_MAX];
+	char state[16]; /* "live", "dying" */
+	uint64_t pid;
+	uint64_t uid;
+	uint64_t slot;
+	uint64_t since_ns; /* age of the attachment */
+	uint64_t blocks_leased;
+	uint64_t blocks_idle; /* of these, in its magazine (the client's own word) */
+	uint64_t blocks_held; /* cached blocks it holds */
+	uint64_t lookup_tokens_total;
+	uint64_t hit_tokens_total;
+	uint64_t published_total;
+};
+
+/* One answer of kv_check(). */
+struct kv_check_result {
+	uint64_t n_pools;
+	uint64_t n_blocks;
+	uint64_t n_errors;
+	char first_error[192];
+};
+
+enum kv_stat_kind {
+	KV_STAT_DAEMON,
+	KV_STAT_GPU,
+	KV_STAT_POOL,
+	KV_STAT_SESSION,
+};
+
+enum kv_stat_type {
+	KV_STAT_TEXT,
+	KV_STAT_NUMBER,
+};
+
+struct kv_stat_field {
+	const char *name; /* as in the struct */
+	const char *unit; /* "bytes", "blocks", "tokens", "ns", "" */
+	const char *help;
+	uint16_t type; /* enum kv_stat_type */
+	uint16_t offset;
+};
+
+/* kv_stat_fields() - the fields of a struct above, in order, ending with a NULL name */
+const struct kv_stat_field *kv_stat_fields(enum kv_stat_kind kind);
+
+/**
+ * kv_stats() - ask the daemon
+ * @ret_items: array of the struct of @kind, from malloc(); the caller frees it
+ * @ret_n:     how many (1 for KV_STAT_DAEMON)
+ *
+ * Return: 0; -ECONNRESET; -ETIMEDOUT; -ENOMEM.
+ */
+int kv_stats(struct kv_client *client, enum kv_stat_kind kind, void **ret_items, size_t *ret_n,
+	     int64_t timeout);
+
+/**
+ * kv_check() - the daemon walks its books, the shared pages and the extents, and compares
+ *
+ * Return: 0 (see n_errors); negative as kv_stats().
+ */
+int kv_check(struct kv_client *client, struct kv_check_result *ret, int64_t timeout);
+
+/**
+ * kv_pool_drop() - evict what a pool has cached and nobody holds; a pool without sessions is removed
+ *
+ * Return: 0; -ENOENT if there is no pool of that name.
+ */
+int kv_pool_drop(struct kv_client *client, const char *name, int64_t timeout);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
