@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The public calls on blocks: check the arguments, choose a backend, run it.
+ *
+ * KVCACHED_BACKEND is read once, at the first call. A backend it names is used or the call fails:
+ * a run never mixes backends in silence.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "include/internal/error.h"
+#include "include/internal/public.h"
+#include "kernels/attention.h"
+
+#define MAX_BACKENDS 8 /* of one device */
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static char forced[KV_NAME_MAX]; /* KVCACHED_BACKEND; "": the first that can run */
+static const char *names_host[MAX_BACKENDS + 1];
+static const char *names_cuda[MAX_BACKENDS + 1];
+
+static void list_names(int device, const char **names)
+{
+	int n = 0;
+
+	for (int i = 0; kv_attn_backends[i] && n < MAX_BACKENDS; i++)
+		if (kv_attn_backends[i]->device == device)
+			names[n++] = kv_attn_backends[i]->name;
+}
+
+static void init(void)
+{
+	const char *name = getenv("KVCACHED_BACKEND");
+
+	if (name)
+		snprintf(forced, sizeof(forced), "%s", name);
+	list_names(KV_DEVICE_HOST, names_host);
+	list_names(KV_DEVICE_CUDA, names_cuda);
+}
+
+KV_PUBLIC const char *const *kv_backend_names(enum kv_device device)
+{
+	pthread_once(&once, init);
+	return device == KV_DEVICE_CUDA ? names_cuda : names_host;
+}
+
+const struct kv_attn_backend *kv_attn_find(const char *name, int device)
+{
+	for (int i = 0; kv_attn_backends[i]; i++)
+		if (kv_attn_backends[i]->device == device &&
+		    strcmp(kv_attn_backends[i]->name, name) == 0)
+			return kv_attn_backends[i];
+	return NULL;
+}
+
+/* The first backend of @device (and of the environment's choice) that can run @args, if given. */
+static int choose(int device, const struct kv_attention_args *args,
+		  const struct kv_attn_backend **ret)
+{
+	int r;
+
+	pthread_once(&once, init);
+	if (forced[0] && !kv_attn_find(forced, device))
+		r = kv_error(-ENOTSUP,
+			     "KVCACHED_BACKEND=%s: the device has no such backend; its "
+			     "first is %s",
+			     forced, kv_backend_names((enum kv_device)device)[0] ?: "none");
+	else
+		r = kv_error(-ENOTSUP, "device: this build has no CUDA");
+	for (int i = 0; kv_attn_backends[i]; i++) {
+		const struct kv_attn_backend *backend = kv_attn_backends[i];
+
+		if (backend->device != device)
+			continue;
+		if (forced[0] && strcmp(forced, backend->name) != 0)
+			continue;
+		r = args && backend->can_run ? backend->can_run(args) : 0;
+		if (r == 0) {
+			*ret = backend;
+			return 0;
+		}
+	}
+	return r;
+}
+
+int kv_write_on(const struct kv_attn_backend *backend, const struct kv_write_args *args)
+{
+	struct kv_write_args resolved;
+	int r;
+
+	r = kv_write_resolve(args, &resolved);
+	if (r < 0)
+		return r;
+	if (!backend) {
+		r = choose(resolved.device, NULL, &backend);
+		if (r < 0)
+			return r;
+	}
+	return resolved.n_tokens ? backend->write(&resolved) : 0;
+}
+
+int kv_attention_on(const struct kv_attn_backend *backend, const struct kv_attention_args *args)
+{
+	struct kv_attention_args resolved;
+	int r;
+
+	r = kv_attention_resolve(args, &resolved);
+	if (r < 0)
+		return r;
+	if (!backend)
+		r = choose(resolved.device, &resolved, &backend);
+	else if (backend->can_run)
+		r = backend->can_run(&resolved);
+	if (r < 0)
+		return r;
+	return resolved.n_seqs && resolved.n_tokens ? backend->attention(&resolved) : 0;
+}
+
+int kv_copy_blocks_on(const struct kv_attn_backend *backend, const struct kv_copy_args *args)
+{
+	int r;
+
+	r = kv_copy_check(args);
+	if (r < 0)
+		return r;
+	if (!backend) {
+		r = choose(args->device, NULL, &backend);
+		if (r < 0)
+			return r;
+	}
+	return args->n_pairs && args->n_views ? backend->copy(args) : 0;
+}
+
+KV_PUBLIC int kv_write(const struct kv_write_args *args)
+{
+	return kv_write_on(NULL, args);
+}
+
+KV_PUBLIC int kv_attention(const struct kv_attention_args *args)
+{
+	return kv_attention_on(NULL, args);
+}
+
+KV_PUBLIC int kv_copy_blocks(const struct kv_copy_args *args)
+{
+	return kv_copy_blocks_on(NULL, args);
+}
