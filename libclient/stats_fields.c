@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The fields of the structs in stats.h, one row each, in the order of the struct: name, unit, and
+ * what the number means. kvctl's tables, its JSON and its `show` commands are made from these rows.
+ *
+ * A row's type is checked when it compiles: a number is a uint64_t, a text is an array of char.
+ * Help texts are short enough (46 bytes) for `kvctl pool show` to stay within 80 columns.
+ */
+#include <stddef.h>
+
+#include <kvcached/stats.h>
+
+#define IS_NUMBER(type, field) _Generic(((type *)0)->field, uint64_t : 1, default : 0)
+#define IS_TEXT(type, field) _Generic(((type *)0)->field, char * : 1, default : 0)
+
+/* The array of size 1 or -1 turns a wrong type into a compile error and adds 0 to the offset. */
+#define NUMBER(type, field, unit, help)                                                            \
+	{                                                                                          \
+		#field, unit, help, KV_STAT_NUMBER,                                                \
+			offsetof(type, field) + 0 * sizeof(char[IS_NUMBER(type, field) ? 1 : -1])  \
+	}
+#define TEXT(type, field, help)                                                                    \
+	{                                                                                          \
+		#field, "", help, KV_STAT_TEXT,                                                    \
+			offsetof(type, field) + 0 * sizeof(char[IS_TEXT(type, field) ? 1 : -1])    \
+	}
+
+/* clang-format off */
+#define D(...) NUMBER(struct kv_daemon_stats, __VA_ARGS__)
+#define DT(...) TEXT(struct kv_daemon_stats, __VA_ARGS__)
+static const struct kv_stat_field daemon_fields[] = {
+	DT(version, "version of the daemon"),
+	DT(event_loop, "io_uring or epoll"),
+	DT(event_loop_why, "why it isn't io_uring; empty if it is"),
+	DT(heap, "jemalloc or libc"),
+	D(boot_nonce, "", "random number of this start of the daemon"),
+	D(pid, "", "process id of the daemon"),
+	D(uptime_ns, "ns", "time since the daemon started"),
+	D(n_gpus, "", "devices it owns memory of"),
+	D(n_pools, "", "pools"),
+	D(n_clients, "", "connections, this one included"),
+	D(n_sessions, "", "attachments of clients to pools"),
+	D(heap_bytes, "bytes", "the daemon's own heap in use"),
+	{ NULL },
+};
+
+#define G(...) NUMBER(struct kv_gpu_stats, __VA_ARGS__)
+#define GT(...) TEXT(struct kv_gpu_stats, __VA_ARGS__)
+static const struct kv_stat_field gpu_fields[] = {
+	G(index, "", "number of the device in gpu_mask"),
+	GT(name, "what it is"),
+	GT(uuid, "UUID of the GPU; empty for host memory"),
+	GT(export_kind, "how clients map it: vmm, ipc or host"),
+	GT(export_why, "why it isn't vmm; empty if it is"),
+	G(bytes_arena, "bytes", "memory reserved on the device"),
+	G(bytes_pools, "bytes", "of this, in extents of pools"),
+	G(bytes_scrubbing, "bytes", "given back by a pool, not zeroed yet"),
+	G(bytes_free, "bytes", "in no pool, ready to be granted"),
+	G(bytes_extent, "bytes", "size of an extent"),
+	G(mover_pid, "", "process that zeroes memory; 0: the daemon"),
+	G(scrubbed_bytes_total, "bytes", "zeroed since the start"),
+	{ NULL },
+};
+
+#define P(...) NUMBER(struct kv_pool_stats, __VA_ARGS__)
+#define PT(...) TEXT(struct kv_pool_stats, __VA_ARGS__)
+static const struct kv_stat_field pool_fields[] = {
+	P(id, "", "number of the pool"),
+	PT(name, "clients that give the same name share it"),
+	PT(model, "identity: model"),
+	PT(revision, "identity: revision of the model"),
+	PT(name_space, "identity: what else decides about sharing"),
+	PT(layout, "flat or paged"),
+	P(gpu_mask, "", "bit i: it lies on device i"),
+	P(tp_ranks, "", "identity: ranks that share its ids"),
+	P(block_tokens, "tokens", "tokens of a block"),
+	P(block_bytes, "bytes", "size of a block on each device"),
+	P(n_sessions, "", "clients attached"),
+	P(min_bytes, "bytes", "guaranteed"),
+	P(max_bytes, "bytes", "limit; 0: as much as there is"),
+	P(extent_bytes, "bytes", "memory it has on each device"),
+	P(blocks_total, "blocks", "free, leased, cached and quarantined"),
+	P(blocks_free, "blocks", "free"),
+	P(blocks_leased, "blocks", "leased to sessions, magazines included"),
+	P(blocks_cached, "blocks", "in the prefix index, held or not"),
+	P(blocks_cached_held, "blocks", "of these, held by a session"),
+	P(blocks_quarantined, "blocks", "of a client that may still write to them"),
+	P(lookup_tokens_total, "tokens", "asked for in prefix lookups"),
+	P(hit_tokens_total, "tokens", "of these, found"),
+	P(published_total, "blocks", "made visible to all sessions"),
+	P(duplicates_total, "blocks", "published, but cached already"),
+	P(evictions_total, "blocks", "cached ones given up for room"),
+	P(grants_total, "blocks", "leased out since the pool exists"),
+	P(no_room_total, "", "requests that were told there's no room"),
+	P(waiting, "", "requests that wait for room now"),
+	{ NULL },
+};
+
+#define S(...) NUMBER(struct kv_session_stats, __VA_ARGS__)
+#define ST(...) TEXT(struct kv_session_stats, __VA_ARGS__)
+static const struct kv_stat_field session_fields[] = {
+	S(id, "", "number of the session"),
+	S(pool_id, "", "number of its pool"),
+	ST(pool, "name of its pool"),
+	ST(client, "label the client gave itself"),
+	ST(state, "live, or dying: its process is ending"),
+	S(pid, "", "process id of the client"),
+	S(uid, "", "user id of the client"),
+	S(slot, "", "its bit in the holders of a block"),
+	S(since_ns, "ns", "time since it attached"),
+	S(blocks_leased, "blocks", "leased to it"),
+	S(blocks_idle, "blocks", "of these, unused in its magazine"),
+	S(blocks_held, "blocks", "cached blocks it holds"),
+	S(lookup_tokens_total, "tokens", "asked for in prefix lookups"),
+	S(hit_tokens_total, "tokens", "of these, found"),
+	S(published_total, "blocks", "made visible to all sessions"),
+	{ NULL },
+};
+/* clang-format on */
+
+const struct kv_stat_field *kv_stat_fields(enum kv_stat_kind kind)
+{
+	static const struct kv_stat_field none[] = { { NULL } };
+
+	switch (kind) {
+	case KV_STAT_DAEMON:
+		return daemon_fields;
+	case KV_STAT_GPU:
+		return gpu_fields;
+	case KV_STAT_POOL:
+		return pool_fields;
+	case KV_STAT_SESSION:
+		return session_fields;
+	}
+	return none;
+}
