@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Extents: which pool each part of each arena belongs to.
+ *
+ * Every arena is cut into extents of one size. A pool that spans several GPUs owns the same indexes
+ * on all of them, so that a block id means the same place everywhere.
+ *
+ *   CLEAN --take--> OWNED --give--> DIRTY --scrub--> SCRUBBING --cleaned--> CLEAN
+ *   n_clean + n_owned + n_dirty + n_scrubbing == n     on each GPU
+ *
+ * An extent that leaves a pool is zeroed before it can be taken again: a new owner finds no
+ * foreign bytes. Pure bookkeeping; the bytes are the mover's work.
+ */
+#ifndef KV_ALLOC_EXTENT_H
+#define KV_ALLOC_EXTENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "include/kvcached/types.h"
+
+enum kv_extent_state {
+	KV_EXTENT_CLEAN = 0,
+	KV_EXTENT_OWNED = 1,
+	KV_EXTENT_DIRTY = 2,
+	KV_EXTENT_SCRUBBING = 3,
+};
+
+struct kv_extent {
+	uint32_t owner; /* pool number, where OWNED */
+	uint8_t state;
+};
+
+struct kv_extents {
+	uint64_t bytes; /* of one extent */
+	uint32_t n_gpus;
+	uint32_t n[KV_MAX_GPUS]; /* extents of each arena */
+	uint32_t n_state[KV_MAX_GPUS][4];
+	struct kv_extent *map[KV_MAX_GPUS];
+};
+
+/* kv_extents_init() - @clean: whether fresh memory is known to be zero. Return: 0 or -ENOMEM. */
+int kv_extents_init(struct kv_extents *e, uint32_t n_gpus, const uint64_t *arena_bytes,
+		    uint64_t extent_bytes, bool clean);
+void kv_extents_deinit(struct kv_extents *e);
+
+/**
+ * kv_extents_find() - a run that is CLEAN on all GPUs of @gpu_mask
+ * @n_min, @n_max: how long; the longest run up to n_max, the first of them
+ *
+ * Return: its length, or 0 if none has n_min.
+ */
+uint32_t kv_extents_find(const struct kv_extents *e, uint32_t gpu_mask, uint32_t n_min,
+			 uint32_t n_max, uint32_t *ret_first);
+
+/* How many extents are CLEAN, or will be once scrubbed, on every GPU of the mask. */
+uint32_t kv_extents_available(const struct kv_extents *e, uint32_t gpu_mask, bool with_dirty);
+
+void kv_extents_take(struct kv_extents *e, uint32_t gpu_mask, uint32_t first, uint32_t n,
+		     uint32_t owner);
+void kv_extents_give(struct kv_extents *e, uint32_t gpu_mask, uint32_t first, uint32_t n);
+
+/* kv_extents_scrub() - the next dirty run of at most @n_max on @gpu becomes SCRUBBING; 0: none */
+uint32_t kv_extents_scrub(struct kv_extents *e, uint32_t gpu, uint32_t n_max, uint32_t *ret_first);
+void kv_extents_cleaned(struct kv_extents *e, uint32_t gpu, uint32_t first, uint32_t n);
+
+/* The scrub was not done (its mover died): DIRTY again. */
+void kv_extents_scrub_failed(struct kv_extents *e, uint32_t gpu, uint32_t first, uint32_t n);
+
+static inline bool kv_extents_owned(const struct kv_extents *e, uint32_t gpu, uint32_t i,
+				    uint32_t owner)
+{
+	return i < e->n[gpu] && e->map[gpu][i].state == KV_EXTENT_OWNED &&
+	       e->map[gpu][i].owner == owner;
+}
+
+/* kv_extents_check() - counts against the map. Return: how many numbers are wrong. */
+uint32_t kv_extents_check(const struct kv_extents *e);
+
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "alloc/heap.h"
+
+static void sift_down(struct kv_heap *heap, uint32_t i)
+{
+	struct kv_heap_item item = heap->items[i];
+
+	for (;;) {
+		uint32_t child = 2 * i + 1;
+
+		if (child >= heap->n)
+			break;
+		if (child + 1 < heap->n &&
+		    heap->items[child + 1].stamp < heap->items[child].stamp)
+			child++;
+		if (heap->items[child].stamp >= item.stamp)
+			break;
+		heap->items[i] = heap->items[child];
+		i = child;
+	}
+	heap->items[i] = item;
+}
+
+int kv_heap_push(struct kv_heap *heap, uint64_t stamp, int32_t id)
+{
+	uint32_t i = heap->n;
+
+	if (heap->n == heap->room) {
+		uint32_t room = heap->room ? heap->room * 2 : 1024;
+		void *items = realloc(heap->items, (size_t)room * sizeof(*heap->items));
+
+		if (!items)
+			return -ENOMEM;
+		heap->items = items;
+		heap->room = room;
+	}
+	heap->n++;
+	while (i && heap->items[(i - 1) / 2].stamp > stamp) {
+		heap->items[i] = heap->items[(i - 1) / 2];
+		i = (i - 1) / 2;
+	}
+	heap->items[i] = (struct kv_heap_item){ stamp, id };
+	return 0;
+}
+
+void kv_heap_pop(struct kv_heap *heap)
+{
+	assert(heap->n);
+	heap->items[0] = heap->items[--heap->n];
+	if (heap->n)
+		sift_down(heap, 0);
+}
+
+void kv_heap_restamp_top(struct kv_heap *heap, uint64_t stamp)
+{
+	heap->items[0].stamp = stamp;
+	sift_down(heap, 0);
+}

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc/pool.h"
+
+int kv_books_init(struct kv_books *b, const struct kv_shm_pool *head, uint64_t *index, void *shared)
+{
+	memset(b, 0, sizeof(*b));
+	b->head = head;
+	b->shared = shared;
+	b->descriptors = kv_shm_descriptors(shared, head);
+	b->prefix = (struct kv_prefix){ index, head->n_buckets, head->id_limit };
+	b->next_serial = 1;
+	b->books = calloc(head->id_limit, sizeof(*b->books));
+	return b->books ? 0 : -ENOMEM;
+}
+
+void kv_books_deinit(struct kv_books *b)
+{
+	free(b->books);
+	free(b->free_ids);
+	free(b->lru.items);
+	memset(b, 0, sizeof(*b));
+}
+
+/* Moves the books and their mirror to a state; counters are the caller's. */
+static void set_state(struct kv_books *b, int32_t id, uint8_t state, uint16_t owner)
+{
+	struct kv_book *book = &b->books[id];
+
+	book->state = state;
+	book->owner = owner;
+	/* Pairs with the loads in a client's pin: what was written to the descriptor comes first. */
+	kv_store_seq(&b->descriptors[id].word, kv_block_word(book->generation, owner, state));
+}
+
+static void push_free(struct kv_books *b, int32_t id)
+{
+	b->books[id].generation++;
+	set_state(b, id, KV_BLOCK_FREE, 0);
+	assert(b->n_free < b->free_room);
+	b->free_ids[b->n_free++] = id;
+}
+
+int kv_books_add(struct kv_books *b, int32_t id)
+{
+	assert(kv_books_is_absent(b, id));
+	if (b->n_total == b->free_room) {
+		uint32_t room = b->free_room ? b->free_room * 2 : 256;
+		void *ids = realloc(b->free_ids, (size_t)room * sizeof(*b->free_ids));
+
+		if (!ids)
+			return -ENOMEM;
+		b->free_ids = ids;
+		b->free_room = room;
+	}
+	if (id == b->head->null_block) {
+		set_state(b, id, KV_BLOCK_NULL, 0);
+		return 0;
+	}
+	b->n_total++;
+	push_free(b, id);
+	return 0;
+}
+
+bool kv_books_is_absent(const struct kv_books *b, int32_t id)
+{
+	return b->books[id].state == KV_BLOCK_ABSENT;
+}
+
+bool kv_books_is_free(const struct kv_books *b, int32_t id)
+{
+	return b->books[id].state == KV_BLOCK_FREE;
+}
+
+void kv_books_remove(struct kv_books *b, int32_t first, int32_t n)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < b->n_free; i++) {
+		int32_t id = b->free_ids[i];
+
+		if (id >= first && id < first + n)
+			set_state(b, id, KV_BLOCK_ABSENT, 0);
+		else
+			b->free_ids[kept++] = id;
+	}
+	b->n_total -= b->n_free - kept;
+	b->n_free = kept;
+}
+
+void kv_books_grant(struct kv_books *b, uint32_t slot, uint32_t n, int32_t *ret_ids)
+{
+	assert(n <= b->n_free);
+	for (uint32_t i = 0; i < n; i++) {
+		ret_ids[i] = b->free_ids[--b->n_free];
+		set_state(b, ret_ids[i], KV_BLOCK_LEASED, (uint16_t)slot);
+	}
+	b->n_leased += n;
+	b->n_granted += n;
+}
+
+static uint64_t *holder_word(const struct kv_books *b, int32_t id, uint32_t slot)
+{
+	return &b->descriptors[id].holders[slot / 64];
+}
+
+static bool is_leased_by(const struct kv_book *book, uint32_t slot)
+{
+	return (book->state == KV_BLOCK_LEASED || book->state == KV_BLOCK_TWIN) &&
+	       book->owner == slot;
+}
+
+int kv_books_give(struct kv_books *b, uint32_t slot, int32_t id)
+{
+	if (id < 0 || (uint32_t)id >= b->head->id_limit)
+		return -EINVAL;
+	if (is_leased_by(&b->books[id], slot)) {
+		b->n_leased--;
+		push_free(b, id);
+		return 0;
+	}
+	if (b->books[id].state == KV_BLOCK_CACHED) {
+		uint64_t bit = (uint64_t)1 << slot % 64;
+
+		return kv_and_release(holder_word(b, id, slot), ~bit) & bit ? 0 : -EINVAL;
+	}
+	return -EINVAL;
+}
+
+/* The block of @key after a parent of @parent_serial with the tokens of block @id; -1: none. */
+static int32_t find_twin(const struct kv_books *b, struct kv_key key, uint64_t parent_serial,
+			 int32_t id)
+{
+	size_t bytes = b->head->block_tokens * sizeof(int32_t);
+	uint32_t cursor = 0;
+	int32_t c;
+
+	while ((c = kv_prefix_find(&b->prefix, key, &cursor)) >= 0) {
+		const struct kv_book *book = &b->books[c];
+
+		if (book->state == KV_BLOCK_CACHED && book->key.lo == key.lo &&
+		    book->key.hi == key.hi && book->parent_serial == parent_serial &&
+		    !memcmp(kv_shm_tokens(b->shared, b->head, c),
+			    kv_shm_tokens(b->shared, b->head, id), bytes))
+			return c;
+	}
+	return -1;
+}
+
+/* The cached block that a chain goes on from: *parent itself, or its twin. False: there is none. */
+static bool resolve_parent(const struct kv_books *b, uint32_t slot, const struct kv_op *op,
+			   int32_t *parent, uint64_t *ret_serial)
+{
+	const struct kv_book *book;
+
+	*parent = op->parent;
+	*ret_serial = 0;
+	if (op->parent == -1)
+		return true;
+	if (op->parent < 0 || (uint32_t)op->parent >= b->head->id_limit)
+		return false;
+
+	book = &b->books[op->parent];
+	if (book->state == KV_BLOCK_TWIN && book->owner == slot) {
+		*parent = book->parent;
+		*ret_serial = book->serial;
+		book = &b->books[*parent];
+		return book->state == KV_BLOCK_CACHED && book->serial == *ret_serial;
+	}
+	*ret_serial = book->serial;
+	return book->state == KV_BLOCK_CACHED &&
+	       (!op->parent_serial || op->parent_serial == book->serial);
+}
+
+int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
+{
+	struct kv_key key = { op->key_lo, op->key_hi };
+	struct kv_shm_block *d;
+	struct kv_book *book;
+	uint64_t parent_serial;
+	int32_t parent, twin;
+
+	if (op->id < 0 || (uint32_t)op->id >= b->head->id_limit)
+		return -EINVAL;
+	book = &b->books[op->id];
+	d = &b->descriptors[op->id];
+	if (book->state != KV_BLOCK_LEASED || book->owner != slot || op->parent == op->id)
+		return -EINVAL;
+	if (!resolve_parent(b, slot, op, &parent, &parent_serial))
+		return KV_PUBLISH_REFUSED;
+
+	twin = find_twin(b, key, parent_serial, op->id);
+	if (twin >= 0) {
+		book->parent = twin;
+		book->serial = b->books[twin].serial;
+		kv_store_relaxed(&d->key_lo, (uint64_t)twin);
+		kv_store_relaxed(&d->serial, book->serial);
+		set_state(b, op->id, KV_BLOCK_TWIN, (uint16_t)slot);
+		b->n_duplicates++;
+		return KV_PUBLISH_TWIN;
+	}
+	if (kv_prefix_insert(&b->prefix, key, op->id) < 0)
+		return KV_PUBLISH_REFUSED;
+	if (kv_heap_push(&b->lru, op->stamp, op->id) < 0) {
+		kv_prefix_remove(&b->prefix, key, op->id);
+		return -ENOMEM;
+	}
+
+	book->key = key;
+	book->parent = parent;
+	book->parent_serial = parent_serial;
+	book->serial = b->next_serial++;
+	book->n_children = 0;
+	if (parent >= 0)
+		b->books[parent].n_children++;
+	kv_store_relaxed(&d->key_lo, key.lo);
+	kv_store_relaxed(&d->key_hi, key.hi);
+	kv_store_relaxed(&d->parent_serial, parent_serial);
+	kv_store_relaxed(&d->serial, book->serial);
+	kv_store_relaxed(&d->stamp, op->stamp);
+	/* Its publisher holds it from the first moment on. */
+	kv_or_seq(holder_word(b, op->id, slot), (uint64_t)1 << slot % 64);
+	set_state(b, op->id, KV_BLOCK_CACHED, 0);
+	b->n_leased--;
+	b->n_cached++;
+	b->n_published++;
+	return KV_PUBLISHED;
+}
+
+static bool is_held(const struct kv_books *b, int32_t id)
+{
+	uint64_t held = 0;
+
+	/* Pairs with the or in a client's pin (shm.h): either it sees EVICTING, or we see its bit. */
+	for (int i = 0; i < KV_HOLDER_WORDS; i++)
+		held |= kv_load_seq(&b->descriptors[id].holders[i]);
+	return held;
+}
+
+/* False, and nothing has changed, if somebody holds the block. */
+static bool evict_one(struct kv_books *b, int32_t id)
+{
+	struct kv_book *book = &b->books[id];
+
+	if (is_held(b, id))
+		return false;
+	set_state(b, id, KV_BLOCK_EVICTING, 0);
+	if (is_held(b, id)) {
+		set_state(b, id, KV_BLOCK_CACHED, 0);
+		return false;
+	}
+	kv_prefix_remove(&b->prefix, book->key, id);
+	if (book->parent >= 0)
+		b->books[book->parent].n_children--;
+	b->n_cached--;
+	b->n_evicted++;
+	push_free(b, id);
+	return true;
+}
+
+uint32_t kv_books_evict(struct kv_books *b, uint32_t n)
+{
+	/* Each entry is looked at for its real stamp once and tried once: held blocks end the loop. */
+	uint64_t tries = 2 * (uint64_t)b->lru.n + n;
+	uint32_t done = 0;
+
+	while (done < n && b->lru.n && tries--) {
+		struct kv_heap_item top = b->lru.items[0];
+		uint64_t stamp = kv_load_relaxed(&b->descriptors[top.id].stamp);
+
+		if (stamp > top.stamp) {
+			kv_heap_restamp_top(&b->lru, stamp);
+		} else if (b->books[top.id].n_children || !evict_one(b, top.id)) {
+			uint64_t now = kv_load_relaxed(
+				&((struct kv_shm_blocks *)b->shared)->clock);
+
+			kv_heap_restamp_top(&b->lru, now > top.stamp ? now : top.stamp + 1);
+		} else {
+			/* evict_one() changed no stamp: the top is still this block. */
+			kv_heap_pop(&b->lru);
+			done++;
+		}
+	}
+	return done;
+}
+
+void kv_books_forget(struct kv_books *b, uint32_t slot, bool quarantine)
+{
+	uint64_t bit = (uint64_t)1 << slot % 64;
+
+	for (uint32_t i = 0; i < b->head->id_limit; i++) {
+		struct kv_book *book = &b->books[i];
+
+		if (book->state == KV_BLOCK_ABSENT)
+			continue;
+		if (kv_load_relaxed(holder_word(b, (int32_t)i, slot)) & bit)
+			kv_and_release(holder_word(b, (int32_t)i, slot), ~bit);
+		if (!is_leased_by(book, slot))
+			continue;
+		b->n_leased--;
+		if (quarantine) {
+			set_state(b, (int32_t)i, KV_BLOCK_QUARANTINED, (uint16_t)slot);
+			b->n_quarantined++;
+		} else {
+			push_free(b, (int32_t)i);
+		}
+	}
+}
+
+void kv_books_absolve(struct kv_books *b, uint32_t slot)
+{
+	for (uint32_t i = 0; i < b->head->id_limit; i++) {
+		if (b->books[i].state != KV_BLOCK_QUARANTINED || b->books[i].owner != slot)
+			continue;
+		b->n_quarantined--;
+		push_free(b, (int32_t)i);
+	}
+}
+
+uint32_t kv_books_count(const struct kv_books *b, uint32_t *leased, uint32_t *held)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < b->head->id_limit; i++) {
+		const struct kv_book *book = &b->books[i];
+
+		if (book->state == KV_BLOCK_LEASED || book->state == KV_BLOCK_TWIN) {
+			if (leased)
+				leased[book->owner]++;
+		} else if (book->state == KV_BLOCK_CACHED) {
+			n += is_held(b, (int32_t)i);
+			for (uint32_t w = 0; held && w < KV_HOLDER_WORDS; w++) {
+				uint64_t bits = kv_load_relaxed(&b->descriptors[i].holders[w]);
+
+				for (; bits; bits &= bits - 1)
+					held[w * 64 + (uint32_t)__builtin_ctzll(bits)]++;
+			}
+		}
+	}
+	return n;
+}

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The books of one pool: what state each block is in, who leases it, what is cached.
+ *
+ *   n_free + n_leased + n_cached + n_quarantined == n_total
+ *   (n_leased counts LEASED and TWIN; the null block and absent ids are in none of them)
+ *
+ * The private array `books` is the truth. The descriptors in shared pages (include/internal/shm.h) are
+ * its mirror, which clients read; of what clients write there only holder bits and stamps are used,
+ * and a lie in them can cost that pool a cached block, or an eviction, never a wrong owner.
+ *
+ * A cached block has at most one parent and knows how many cached children it has. It is evicted
+ * only when it has none, and nobody holds it: the ends of chains go first. Order of eviction: least
+ * recent stamp; looking a prefix up stamps its beginning later than its end.
+ *
+ * Pure logic over memory it is given: no system call, no clock, no thread. One owner: the daemon.
+ */
+#ifndef KV_ALLOC_POOL_H
+#define KV_ALLOC_POOL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "alloc/heap.h"
+#include "alloc/prefix.h"
+#include "include/internal/shm.h"
+
+struct kv_book {
+	uint64_t serial;
+	uint64_t parent_serial;
+	struct kv_key key;
+	uint32_t generation;
+	uint32_t n_children;
+	int32_t parent; /* CACHED: id or -1. TWIN: the twin's id */
+	uint16_t owner; /* LEASED, TWIN, QUARANTINED: session slot */
+	uint8_t state;	/* enum kv_block_state */
+};
+
+struct kv_books {
+	const struct kv_shm_pool *head;
+	void *shared; /* blocks memfd */
+	struct kv_shm_block *descriptors;
+	struct kv_prefix prefix;
+	struct kv_book *books; /* [id_limit] */
+	int32_t *free_ids;     /* stack; exactly the blocks that are FREE */
+	uint32_t free_room;
+	struct kv_heap lru; /* exactly the blocks that are CACHED */
+	uint64_t next_serial;
+	uint32_t n_total, n_free, n_leased, n_cached, n_quarantined;
+	uint64_t n_published, n_duplicates, n_evicted, n_granted;
+};
+
+/**
+ * kv_books_init() - books of a pool without blocks
+ * @head:   the index memfd, filled in
+ * @index:  the bucket words in it, zero
+ * @shared: the blocks memfd, zero
+ *
+ * Return: 0 or -ENOMEM.
+ */
+int kv_books_init(struct kv_books *b, const struct kv_shm_pool *head, uint64_t *index,
+		  void *shared);
+void kv_books_deinit(struct kv_books *b);
+
+/* kv_books_add() - an absent id becomes a free block; the first one of all the null block. -ENOMEM */
+int kv_books_add(struct kv_books *b, int32_t id);
+bool kv_books_is_absent(const struct kv_books *b, int32_t id);
+bool kv_books_is_free(const struct kv_books *b, int32_t id);
+
+/* kv_books_remove() - all ids of a range that are FREE become absent; call when all are */
+void kv_books_remove(struct kv_books *b, int32_t first, int32_t n);
+
+/* kv_books_grant() - lease @n <= n_free blocks to @slot */
+void kv_books_grant(struct kv_books *b, uint32_t slot, uint32_t n, int32_t *ret_ids);
+
+/* kv_books_give() - a session is done with a block. 0; -EINVAL if it neither leases nor holds it */
+int kv_books_give(struct kv_books *b, uint32_t slot, int32_t id);
+
+enum kv_publish_answer {
+	KV_PUBLISHED = 0,
+	KV_PUBLISH_TWIN = 1,	/* cached already: the lease goes on, the descriptor names the twin */
+	KV_PUBLISH_REFUSED = 2, /* its parent isn't cached any more, or the index is full */
+};
+
+/* kv_books_publish() - an enum kv_publish_answer; -EINVAL for an op that can't be; -ENOMEM */
+int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op);
+
+/* kv_books_evict() - make up to @n cached blocks free. Return: how many. */
+uint32_t kv_books_evict(struct kv_books *b, uint32_t n);
+
+/**
+ * kv_books_forget() - a session has ended: its leases become free, its holder bits are cleared
+ * @quarantine: its writes can't be proven over: leases are set aside until kv_books_absolve()
+ */
+void kv_books_forget(struct kv_books *b, uint32_t slot, bool quarantine);
+
+/* kv_books_absolve() - blocks set aside for @slot are quiet now: free */
+void kv_books_absolve(struct kv_books *b, uint32_t slot);
+
+/* Counts for stats, by a walk. @leased, @held: [KV_MAX_SESSIONS] or NULL; returns cached and held */
+uint32_t kv_books_count(const struct kv_books *b, uint32_t *leased, uint32_t *held);
+
+/**
+ * kv_books_check() - every invariant above, the index and the mirror
+ * @live:   [KV_MAX_SESSIONS] which slots have a session, or NULL
+ * @text:   the first thing that is wrong; [size]
+ *
+ * Return: how many things are wrong.
+ */
+uint64_t kv_books_check(const struct kv_books *b, const bool *live, char *text, size_t size);
+
+#endif

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Proves the books of a pool: states against counters, stack, heap, index, chains and mirror. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "alloc/pool.h"
+
+struct report {
+	char *text;
+	size_t size;
+	uint64_t n;
+};
+
+static void wrong(struct report *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void wrong(struct report *r, const char *format, ...)
+{
+	va_list args;
+
+	if (r->n++ || !r->size)
+		return;
+	va_start(args, format);
+	vsnprintf(r->text, r->size, format, args);
+	va_end(args);
+}
+
+static bool is_indexed(const struct kv_books *b, int32_t id)
+{
+	uint32_t cursor = 0;
+	int32_t c;
+
+	while ((c = kv_prefix_find(&b->prefix, b->books[id].key, &cursor)) >= 0) {
+		if (c == id)
+			return true;
+	}
+	return false;
+}
+
+static void check_cached(const struct kv_books *b, int32_t id, uint32_t *children,
+			 struct report *r)
+{
+	const struct kv_book *book = &b->books[id];
+
+	if (!is_indexed(b, id))
+		wrong(r, "block %d is cached but not in the index", id);
+	if (book->parent < 0)
+		return;
+	if (b->books[book->parent].state != KV_BLOCK_CACHED ||
+	    b->books[book->parent].serial != book->parent_serial)
+		wrong(r, "block %d is cached but its parent %d is not", id, book->parent);
+	children[book->parent]++;
+}
+
+static void check_block(const struct kv_books *b, int32_t id, const bool *live, uint32_t *n,
+			uint32_t *children, struct report *r)
+{
+	const struct kv_book *book = &b->books[id];
+	uint64_t word = kv_load_relaxed(&b->descriptors[id].word);
+
+	n[book->state]++;
+	if (book->state != KV_BLOCK_ABSENT &&
+	    word != kv_block_word(book->generation, book->owner, book->state))
+		wrong(r, "block %d: descriptor says %#llx, the books say %#llx", id,
+		      (unsigned long long)word,
+		      (unsigned long long)kv_block_word(book->generation, book->owner, book->state));
+	if (book->state == KV_BLOCK_CACHED)
+		check_cached(b, id, children, r);
+	if ((book->state == KV_BLOCK_LEASED || book->state == KV_BLOCK_TWIN) && live &&
+	    !live[book->owner])
+		wrong(r, "block %d is leased to slot %u, where no session is", id, book->owner);
+	for (uint32_t slot = 0; live && slot < KV_MAX_SESSIONS; slot++) {
+		/* A pin that is being undone may show a bit for a moment, but only of a session. */
+		if (kv_load_relaxed(&b->descriptors[id].holders[slot / 64]) >> slot % 64 & 1 &&
+		    !live[slot])
+			wrong(r, "block %d is held by slot %u, where no session is", id, slot);
+	}
+}
+
+static void check_lists(const struct kv_books *b, uint32_t n_indexed, struct report *r)
+{
+	for (uint32_t i = 0; i < b->n_free; i++) {
+		if (b->books[b->free_ids[i]].state != KV_BLOCK_FREE)
+			wrong(r, "block %d is in the free stack but not free", b->free_ids[i]);
+	}
+	for (uint32_t i = 0; i < b->lru.n; i++) {
+		if (b->books[b->lru.items[i].id].state != KV_BLOCK_CACHED)
+			wrong(r, "block %d is in the eviction order but not cached",
+			      b->lru.items[i].id);
+	}
+	if (b->lru.n != b->n_cached)
+		wrong(r, "%u blocks are in the eviction order, %u are cached", b->lru.n,
+		      b->n_cached);
+	if (n_indexed != b->n_cached)
+		wrong(r, "%u blocks are in the index, %u are cached", n_indexed, b->n_cached);
+}
+
+uint64_t kv_books_check(const struct kv_books *b, const bool *live, char *text, size_t size)
+{
+	struct report r = { text, size, 0 };
+	uint32_t n[8] = { 0 }, n_indexed = 0;
+	uint32_t *children = calloc(b->head->id_limit, sizeof(*children));
+
+	if (!children) {
+		wrong(&r, "no memory for the check");
+		return r.n;
+	}
+	for (uint32_t i = 0; i < b->head->id_limit; i++)
+		check_block(b, (int32_t)i, live, n, children, &r);
+	for (uint32_t i = 0; i < b->head->id_limit; i++) {
+		if (b->books[i].state == KV_BLOCK_CACHED && b->books[i].n_children != children[i])
+			wrong(&r, "block %u has %u cached children, the books say %u", i,
+			      children[i], b->books[i].n_children);
+	}
+	free(children);
+	for (uint64_t i = 0; i < (uint64_t)b->prefix.n_buckets * KV_BUCKET_WORDS; i++)
+		n_indexed += b->prefix.words[i] != 0;
+	check_lists(b, n_indexed, &r);
+
+	if (n[KV_BLOCK_FREE] != b->n_free || n[KV_BLOCK_CACHED] != b->n_cached ||
+	    n[KV_BLOCK_LEASED] + n[KV_BLOCK_TWIN] != b->n_leased ||
+	    n[KV_BLOCK_QUARANTINED] != b->n_quarantined || n[KV_BLOCK_EVICTING])
+		wrong(&r,
+		      "states count free %u leased %u cached %u quarantined %u evicting %u; the books "
+		      "say %u %u %u %u 0",
+		      n[KV_BLOCK_FREE], n[KV_BLOCK_LEASED] + n[KV_BLOCK_TWIN], n[KV_BLOCK_CACHED],
+		      n[KV_BLOCK_QUARANTINED], n[KV_BLOCK_EVICTING], b->n_free, b->n_leased,
+		      b->n_cached, b->n_quarantined);
+	if (b->n_free + b->n_leased + b->n_cached + b->n_quarantined != b->n_total)
+		wrong(&r, "free %u + leased %u + cached %u + quarantined %u is not total %u",
+		      b->n_free, b->n_leased, b->n_cached, b->n_quarantined, b->n_total);
+	return r.n;
+}

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The pages that daemon and clients share. Offsets and ids, never pointers.
+ *
+ *   index memfd    (a pool's)      clients map it read-only   kv_shm_pool, then the prefix index
+ *   blocks memfd   (a pool's)      clients may write          kv_shm_blocks, descriptors, tokens
+ *   session memfd  (a session's)   that client may write      kv_shm_session: two rings
+ *
+ * The pool is the trust domain. A client that scribbles hurts its own pool's hits and no other pool; the
+ * daemon's own books (alloc/pool.h) are private, what stands here is their mirror, and every word
+ * that comes from here is copied once and checked.
+ *
+ * A block's life, as its descriptor shows it (the daemon writes `word`):
+ *
+ *   ABSENT --extent--> FREE --grant--> LEASED --publish--> CACHED --evict--> EVICTING --> FREE
+ *                        ^               |  \--publish, content is cached--> TWIN
+ *                        +----- give ----+-----------------------------------+
+ *
+ * Pinning a cached block (any client) against evicting it (daemon):
+ *
+ *   client: or own bit into holders (seq)          daemon: word := EVICTING (seq)
+ *           load word (seq)                                load holders (seq)
+ *           not CACHED, or another generation:             not zero: word := CACHED, keep it
+ *           clear own bit, it is a miss                    zero: unlink, generation + 1, FREE
+ *
+ * Both orders are safe: whoever comes second sees the other. A bit that is set for a moment on a block
+ * that is not CACHED has no effect; when a session dies the daemon clears its bit everywhere.
+ */
+#ifndef KV_INTERNAL_SHM_H
+#define KV_INTERNAL_SHM_H
+
+#include <stdint.h>
+
+#include "include/kvcached/types.h"
+
+#define KV_SHM_MAGIC 0x31637663646b764bull
+#define KV_SHM_ABI 1
+#define KV_HOLDER_WORDS (KV_MAX_SESSIONS / 64)
+
+enum kv_block_state {
+	KV_BLOCK_ABSENT = 0, /* not in an extent of this pool */
+	KV_BLOCK_FREE = 1,
+	KV_BLOCK_LEASED = 2,
+	KV_BLOCK_TWIN = 3, /* leased; its content is cached in block key_lo, serial `serial` */
+	KV_BLOCK_CACHED = 4,
+	KV_BLOCK_EVICTING = 5,
+	KV_BLOCK_QUARANTINED = 6, /* its last owner can't be proven quiet */
+	KV_BLOCK_NULL = 7,
+};
+
+/* Generation in the upper half; owner's slot and state below. */
+static inline uint64_t kv_block_word(uint32_t generation, uint32_t owner, uint32_t state)
+{
+	return (uint64_t)generation << 32 | (uint64_t)(owner & 0xffff) << 8 | (state & 0xff);
+}
+
+static inline uint32_t kv_block_generation(uint64_t word)
+{
+	return (uint32_t)(word >> 32);
+}
+
+static inline uint32_t kv_block_owner(uint64_t word)
+{
+	return (uint32_t)(word >> 8) & 0xffff;
+}
+
+static inline uint32_t kv_block_state(uint64_t word)
+{
+	return (uint32_t)word & 0xff;
+}
+
+/* One block, one cache line. */
+struct kv_shm_block {
+	uint64_t word;			   /* daemon writes */
+	uint64_t holders[KV_HOLDER_WORDS]; /* each session its own bit; the daemon dead ones' */
+	uint64_t serial;		   /* daemon writes: of this content, never repeated */
+	uint64_t parent_serial;		   /* daemon writes: 0 for the first block of a chain */
+	uint64_t key_lo, key_hi;	   /* daemon writes */
+	uint64_t stamp;			   /* pool clock at last use; whoever uses it writes */
+} __attribute__((aligned(64)));
+
+/* Head of the blocks memfd. */
+struct kv_shm_blocks {
+	uint64_t magic;
+	uint64_t abi;
+	uint64_t clock __attribute__((aligned(64))); /* clients add the blocks they touch */
+};
+
+/* Head of the index memfd: what a pool is. Written once, before anyone maps it. */
+struct kv_shm_pool {
+	uint64_t magic;
+	uint64_t abi;
+	uint64_t boot_nonce;
+	uint64_t pool_id;
+	uint64_t seed; /* of the prefix hash */
+	uint64_t block_bytes;
+	uint32_t block_tokens;
+	uint32_t id_limit;
+	int32_t null_block;
+	uint32_t n_buckets; /* of the index; a power of two */
+	uint64_t buckets_offset;
+	uint64_t index_bytes; /* of this memfd */
+	uint64_t descriptors_offset; /* in the blocks memfd */
+	uint64_t tokens_offset;	     /* in the blocks memfd: [id_limit][block_tokens] int32 */
+	uint64_t blocks_bytes;	     /* of the blocks memfd */
+};
+
+/*
+ * The prefix index: buckets of 8 words, a word is (tag << 32 | id + 1), 0 is empty. An entry is
+ * in one of two buckets that follow from its key. Only the daemon writes; an entry is a hint that the
+ * descriptor confirms, so readers need no lock and no retry.
+ */
+#define KV_BUCKET_WORDS 8
+
+/* What a client asks of the daemon without waiting. */
+enum kv_op_kind {
+	KV_OP_GIVE = 1,	   /* id: the block goes back */
+	KV_OP_PUBLISH = 2, /* id is complete: its chain parent, its key; tokens stand in the table */
+};
+
+struct kv_op {
+	uint32_t kind;
+	int32_t id;
+	int32_t parent; /* block id, or -1 for the first of a chain */
+	uint32_t reserved;
+	uint64_t parent_serial; /* of the parent as the client saw it cached; 0: not seen yet */
+	uint64_t key_lo, key_hi;
+	uint64_t stamp;
+	uint64_t reserved2[2];
+};
+
+/* A ring with one producer and one consumer. Indexes run freely; slot = index & (capacity - 1). */
+struct kv_ring {
+	uint32_t head __attribute__((aligned(64))); /* producer writes: items posted */
+	uint32_t tail __attribute__((aligned(64))); /* consumer writes: items taken */
+};
+
+/* Head of the session memfd. */
+struct kv_shm_session {
+	uint64_t magic;
+	uint64_t abi;
+	uint32_t slot;		  /* bit number in holders */
+	uint32_t grant_capacity;  /* a power of two, >= id_limit: grants always fit */
+	uint32_t op_capacity;	  /* a power of two */
+	uint32_t n_magazine;	  /* daemon writes: how many idle blocks this session should keep */
+	uint64_t grants_offset;	  /* int32 [grant_capacity] */
+	uint64_t ops_offset;	  /* struct kv_op [op_capacity] */
+	uint64_t bytes;		  /* of this memfd */
+	struct kv_ring grants;	  /* daemon posts ids, client takes */
+	struct kv_ring ops;	  /* client posts, daemon takes */
+	uint32_t kick __attribute__((aligned(64))); /* client: 1 = told; daemon: 0 = looking now */
+	/* Client writes, daemon reads for stats. */
+	uint64_t n_idle __attribute__((aligned(64)));
+	uint64_t lookup_tokens;
+	uint64_t hit_tokens;
+};
+
+_Static_assert(sizeof(struct kv_shm_block) == 64, "a block descriptor is one cache line");
+_Static_assert(sizeof(struct kv_op) == 64, "an op is one cache line");
+
+static inline struct kv_shm_block *kv_shm_descriptors(void *blocks, const struct kv_shm_pool *pool)
+{
+	return (struct kv_shm_block *)((char *)blocks + pool->descriptors_offset);
+}
+
+/* tokens[id][0..block_tokens) */
+static inline int32_t *kv_shm_tokens(void *blocks, const struct kv_shm_pool *pool, int32_t id)
+{
+	return (int32_t *)((char *)blocks + pool->tokens_offset) +
+	       (int64_t)id * pool->block_tokens;
+}
+
+#endif

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Messages on the socket: AF_UNIX SEQPACKET, one message a packet, little-endian as the machine is.
+ *
+ * Every message begins with struct kv_wire_head; `size` is the whole packet. A request is answered by
+ * one message with its `tag`: of the reply's type, or KV_MSG_ERROR. Fds travel with it where noted.
+ * KV_MSG_KICK and KV_MSG_WANT have no answer. What comes from a peer is checked field by field.
+ */
+#ifndef KV_INTERNAL_WIRE_H
+#define KV_INTERNAL_WIRE_H
+
+#include <stdint.h>
+
+#include "include/internal/arena_export.h"
+#include "include/kvcached/layout.h"
+#include "include/kvcached/stats.h"
+
+#define KV_WIRE_MAGIC 0x4b56u
+#define KV_WIRE_VERSION 1
+#define KV_WIRE_MAX 65536 /* bytes of a packet */
+#define KV_WIRE_MAX_FDS 250
+#define KV_WIRE_TEXT 1024
+
+enum kv_msg_type {
+	KV_MSG_ERROR = 1,
+	KV_MSG_OK = 2,
+	KV_MSG_HELLO = 3,
+	KV_MSG_WELCOME = 4,
+	KV_MSG_PING = 5,
+	KV_MSG_POOL_OPEN = 6,
+	KV_MSG_POOL_OPENED = 7, /* fds: index, blocks, session */
+	KV_MSG_POOL_CLOSE = 8,
+	KV_MSG_POOL_LAYOUT = 9, /* answered by KV_MSG_LAYOUT */
+	KV_MSG_LAYOUT = 10,
+	KV_MSG_ARENA = 11,	   /* answered by KV_MSG_ARENA_PART, with up to 250 fds */
+	KV_MSG_ARENA_PART = 12,
+	KV_MSG_LEASE = 13,
+	KV_MSG_LEASED = 14,
+	KV_MSG_WANT = 15,
+	KV_MSG_KICK = 16,
+	KV_MSG_STATS = 17, /* answered by KV_MSG_STATS_PART until `left` is 0 */
+	KV_MSG_STATS_PART = 18,
+	KV_MSG_CHECK = 19,
+	KV_MSG_CHECKED = 20,
+	KV_MSG_POOL_DROP = 21,
+};
+
+struct kv_wire_head {
+	uint16_t magic;
+	uint16_t version;
+	uint16_t type;
+	uint16_t reserved;
+	uint32_t size;
+	uint32_t tag; /* chosen by who asks, repeated in the answer; 0: no answer wanted */
+};
+
+struct kv_msg_error {
+	struct kv_wire_head head;
+	int32_t error; /* negative errno */
+	char text[KV_WIRE_TEXT];
+};
+
+struct kv_msg_plain { /* OK, PING, and requests that need no more */
+	struct kv_wire_head head;
+};
+
+struct kv_msg_hello {
+	struct kv_wire_head head;
+	char name[KV_NAME_MAX];
+	char version[16];
+};
+
+struct kv_msg_welcome {
+	struct kv_wire_head head;
+	uint64_t client_id;
+	uint64_t boot_nonce;
+	char version[16];
+	uint32_t n_gpus;
+	uint32_t reserved;
+	struct kv_gpu gpus[KV_MAX_GPUS];
+};
+
+struct kv_msg_pool_open {
+	struct kv_wire_head head;
+	char name[KV_NAME_MAX];
+	char model[KV_NAME_MAX];
+	char revision[KV_NAME_MAX];
+	char name_space[KV_NAME_MAX];
+	uint32_t tp_ranks;
+	uint32_t gpu_mask;
+	uint64_t min_bytes;
+	uint64_t max_bytes;
+	uint32_t layout_kind; /* 0: no layout given */
+	uint32_t layout_flags;
+	uint32_t block_tokens;
+	uint32_t n_components;
+	struct kv_component components[]; /* [n_components] */
+};
+
+struct kv_msg_pool_opened {
+	struct kv_wire_head head;
+	uint64_t pool_id;
+	uint64_t session_id;
+	uint64_t block_bytes;
+	uint64_t max_blocks;
+	uint64_t slab_offset; /* paged: where in the arena; flat: 0 */
+	uint64_t slab_blocks; /* paged: ids are 0..slab_blocks-1 */
+	uint64_t index_bytes, blocks_bytes, session_bytes;
+	uint32_t gpu_mask;
+	uint32_t slot;
+};
+
+struct kv_msg_pool { /* POOL_CLOSE, POOL_LAYOUT, KICK */
+	struct kv_wire_head head;
+	uint64_t session_id;
+};
+
+struct kv_msg_layout {
+	struct kv_wire_head head;
+	uint32_t kind, flags, block_tokens, n_components;
+	struct kv_component components[];
+};
+
+struct kv_msg_arena {
+	struct kv_wire_head head;
+	uint32_t gpu;
+	uint32_t first_fd;
+};
+
+struct kv_msg_arena_part {
+	struct kv_wire_head head;
+	struct kv_arena_export export;
+	uint32_t first_fd;
+	uint32_t n_fds; /* in this message */
+};
+
+struct kv_msg_lease { /* LEASE, WANT */
+	struct kv_wire_head head;
+	uint64_t session_id;
+	uint32_t n;	/* LEASE: all or nothing. WANT: as many as there are at hand */
+	uint32_t extra; /* LEASE: and so many for the magazine, if they are at hand */
+	int64_t timeout_ns;
+};
+
+struct kv_msg_leased {
+	struct kv_wire_head head;
+	int32_t answer; /* 0, KV_NO_ROOM, KV_TOO_LARGE; granted ids are in the ring */
+	uint32_t n;
+};
+
+struct kv_msg_stats {
+	struct kv_wire_head head;
+	uint32_t kind; /* enum kv_stat_kind */
+	uint32_t first;
+};
+
+struct kv_msg_stats_part {
+	struct kv_wire_head head;
+	uint32_t n;    /* items in this message */
+	uint32_t left; /* items after it */
+	uint32_t item_bytes;
+	uint32_t reserved;
+	uint64_t items[]; /* array of the struct of the kind */
+};
+
+struct kv_msg_checked {
+	struct kv_wire_head head;
+	struct kv_check_result result;
+};
+
+struct kv_msg_drop {
+	struct kv_wire_head head;
+	char name[KV_NAME_MAX];
+};
+
+/* kv_wire_init() - fill a head */
+static inline void kv_wire_init(struct kv_wire_head *head, uint16_t type, uint32_t size,
+				uint32_t tag)
+{
+	*head = (struct kv_wire_head){ KV_WIRE_MAGIC, KV_WIRE_VERSION, type, 0, size, tag };
+}
+
+#endif
