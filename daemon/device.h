@@ -5,6 +5,11 @@
  *
  * A device kind is a table of functions; device_host.c and device_cuda.c are complete pairs.
  * Threads: start-up only, before the event loop runs. No function here runs on the loop.
+ *
+ * The calling process never loads the CUDA driver: what needs it is done in forked helper processes,
+ * which hand back file descriptors and figures. It must not have used CUDA itself before (a driver
+ * doesn't survive a fork). A vmm arena is nothing but its descriptors; an ipc arena has an owner
+ * process that lives until arena_free(), or until this process ends.
  */
 #ifndef KV_DAEMON_DEVICE_H
 #define KV_DAEMON_DEVICE_H
@@ -12,19 +17,24 @@
 #include <stdint.h>
 
 #include "include/internal/arena_export.h"
+#include "include/internal/error.h"
+
+#define KV_ARENA_UNIT ((uint64_t)2 << 20) /* sizes of arenas and granules are multiples */
 
 struct kv_device_info {
 	uint8_t uuid[KV_UUID_BYTES];
 	char name[64]; /* "NVIDIA H200" or "host memory" */
 	uint64_t total_bytes;
-	uint64_t free_bytes; /* when asked */
+	uint64_t free_bytes; /* when asked; cuda: less what a context takes */
 };
 
 /* An arena as its owner holds it. Freed by ops->arena_free(). */
 struct kv_arena {
 	struct kv_arena_export export; /* what others are told */
 	int *fds;		       /* [export.n_fds], close-on-exec; owned */
-	void *owner;		       /* of the device's implementation */
+	int owner_pidfd; /* ipc: readable when the owner died, no new user can attach then; or -1 */
+	char why[KV_ERROR_BYTES]; /* how the kind was chosen: a line for the log */
+	void *owner;		  /* of the device's implementation */
 };
 
 struct kv_device_ops {
@@ -39,12 +49,15 @@ struct kv_device_ops {
 
 	/*
 	 * Makes an arena of exactly @bytes (a multiple of 2 MiB) on device @ordinal.
-	 * @kind: enum kv_export_kind, or 0: the best kind that passes a probe with a data check
-	 *        (a helper process imports, writes and reads back a pattern).
+	 * @kind: enum kv_export_kind, or 0: the best kind that works.
 	 * @granule_bytes: bytes of one vmm granule (a multiple of 2 MiB); 0: one for the whole.
 	 *
+	 * cuda: a second process attaches the arena as a client would, and checks that the first
+	 * bytes of every granule keep what is written there. Then they are zero again.
+	 *
 	 * Return: 0; -ENOMEM with both numbers (asked, free) in the text; -ENOTSUP if @kind can't
-	 * work on this device, with the reason; other negative errno.
+	 * work on this device, with the reason; -EMFILE if there are more granules than this process
+	 * may have files; other negative errno.
 	 */
 	int (*arena_new)(int ordinal, uint64_t bytes, uint32_t kind, uint64_t granule_bytes,
 			 struct kv_arena **ret);
@@ -55,5 +68,8 @@ struct kv_device_ops {
 
 extern const struct kv_device_ops kv_device_host;
 extern const struct kv_device_ops kv_device_cuda; /* without CUDA in the build: -ENOTSUP */
+
+/* kv_arena_epoch() - a number that no other arena has: random, not 0 */
+int kv_arena_epoch(uint64_t *ret);
 
 #endif

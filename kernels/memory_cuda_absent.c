@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA device of a build without CUDA: says so. Nothing can be attached, so nothing else runs.
+ */
+#include <errno.h>
+
+#include "include/internal/error.h"
+#include "include/kvcached/types.h"
+#include "kernels/memory_backend.h"
+
+static int absent(void)
+{
+	return kv_error(-ENOTSUP,
+			"GPU memory: this build has no CUDA; build it with -Dcuda=enabled");
+}
+
+static int attach(struct kv_memory *memory, const int *fds)
+{
+	return absent();
+}
+
+static int event_new(struct kv_event **ret)
+{
+	return absent();
+}
+
+static int pinned_new(size_t bytes, void **ret)
+{
+	return absent();
+}
+
+static void forked(void)
+{
+}
+
+const struct kv_memory_backend kv_memory_cuda = {
+	.device = KV_DEVICE_CUDA,
+	.attach = attach,
+	.event_new = event_new,
+	.pinned_new = pinned_new,
+	.forked = forked,
+};

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* daemon/device_host.c, and how a missing GPU is reported. */
+#include <check.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/device.h"
+
+#define MIB ((uint64_t)1 << 20)
+
+static struct kv_arena *arena_of(uint64_t bytes)
+{
+	struct kv_arena *arena = NULL;
+
+	ck_assert_msg(kv_device_host.arena_new(0, bytes, 0, 0, &arena) == 0, "%s", kv_error_text());
+	return arena;
+}
+
+static int count_fds(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	int n = 0;
+
+	ck_assert_ptr_nonnull(dir);
+	while (readdir(dir))
+		n++;
+	closedir(dir);
+	return n;
+}
+
+START_TEST(host_memory_says_how_much_there_is)
+{
+	struct kv_device_info info;
+
+	ck_assert_int_eq(kv_device_host.info(0, &info), 0);
+	ck_assert_str_eq(info.name, "host memory");
+	ck_assert_uint_gt(info.free_bytes, 0);
+	ck_assert_uint_ge(info.total_bytes, info.free_bytes);
+	ck_assert_uint_le(info.total_bytes,
+			  (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE));
+	for (int i = 0; i < KV_UUID_BYTES; i++)
+		ck_assert_uint_eq(info.uuid[i], 0);
+
+	ck_assert_int_eq(kv_device_host.info(1, &info), -ENODEV);
+	ck_assert_int_eq(kv_device_host.info(-1, &info), -ENODEV);
+	ck_assert_ptr_nonnull(strstr(kv_error_text(), "-1"));
+}
+END_TEST
+
+START_TEST(an_arena_has_exactly_the_size_asked_for_and_keeps_it)
+{
+	struct kv_arena *arena = arena_of(1024 * MIB);
+	struct stat st;
+	int fd = arena->fds[0];
+
+	ck_assert_uint_eq(arena->export.kind, KV_EXPORT_HOST);
+	ck_assert_uint_eq(arena->export.n_fds, 1);
+	ck_assert_uint_eq(arena->export.bytes, 1024 * MIB);
+	ck_assert_uint_eq(arena->export.granule_bytes, 1024 * MIB);
+	ck_assert_int_eq(arena->export.owner_pid, getpid());
+	ck_assert_int_eq(arena->owner_pidfd, -1);
+	ck_assert_int_eq(fstat(fd, &st), 0);
+	ck_assert_uint_eq((uint64_t)st.st_size, 1024 * MIB);
+	ck_assert_int_eq(st.st_blocks, 0); /* sparse: nothing is taken before it is used */
+	ck_assert_int_eq(fcntl(fd, F_GETFD), FD_CLOEXEC);
+	ck_assert_int_eq(ftruncate(fd, 4096), -1);
+	ck_assert_int_eq(ftruncate(fd, (off_t)(2048 * MIB)), -1);
+	ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
+	kv_device_host.arena_free(arena);
+	ck_assert_int_eq(fcntl(fd, F_GETFD), -1);
+}
+END_TEST
+
+START_TEST(no_two_arenas_have_one_epoch)
+{
+	struct kv_arena *a = arena_of(2 * MIB), *b = arena_of(2 * MIB);
+
+	ck_assert_uint_ne(a->export.epoch, 0);
+	ck_assert_uint_ne(a->export.epoch, b->export.epoch);
+	kv_device_host.arena_free(a);
+	kv_device_host.arena_free(b);
+}
+END_TEST
+
+START_TEST(an_arena_that_does_not_fit_names_both_numbers)
+{
+	struct kv_arena *arena = NULL;
+	struct kv_device_info info;
+	const uint64_t asked = (uint64_t)1 << 50;
+	char word[32];
+
+	ck_assert_int_eq(kv_device_host.arena_new(0, asked, 0, 0, &arena), -ENOMEM);
+	ck_assert_ptr_null(arena);
+	snprintf(word, sizeof(word), "%" PRIu64, asked);
+	ck_assert_ptr_nonnull(strstr(kv_error_text(), word));
+	ck_assert_int_eq(kv_device_host.info(0, &info), 0);
+	snprintf(word, sizeof(word), "of %" PRIu64 " bytes", info.total_bytes);
+	ck_assert_ptr_nonnull(strstr(kv_error_text(), word));
+	ck_assert_ptr_nonnull(strstr(kv_error_text(), "free"));
+}
+END_TEST
+
+static const struct {
+	int ordinal;
+	uint64_t bytes, granule_bytes;
+	uint32_t kind;
+	int r;
+	const char *text;
+} refused[] = {
+	{1, 2 * MIB, 0, 0, -ENODEV, "device 1"},
+	{0, 0, 0, 0, -EINVAL, "multiple of 2097152"},
+	{0, 3 * MIB, 0, 0, -EINVAL, "3145728"},
+	{0, UINT64_MAX - 2 * MIB + 1, 0, 0, -EINVAL, "multiple"},
+	{0, 2 * MIB, 0, KV_EXPORT_VMM, -ENOTSUP, "vmm"},
+	{0, 2 * MIB, 0, KV_EXPORT_IPC, -ENOTSUP, "ipc"},
+	{0, 2 * MIB, 0, 77, -ENOTSUP, "unknown"},
+	{0, 4 * MIB, 2 * MIB, 0, -ENOTSUP, "one piece"},
+};
+
+START_TEST(an_arena_that_cannot_be_made_is_refused_with_its_reason)
+{
+	struct kv_arena *arena = NULL;
+	int n_fds = count_fds();
+
+	ck_assert_int_eq(kv_device_host.arena_new(refused[_i].ordinal, refused[_i].bytes,
+						  refused[_i].kind, refused[_i].granule_bytes,
+						  &arena),
+			 refused[_i].r);
+	ck_assert_msg(strstr(kv_error_text(), refused[_i].text), "%s", kv_error_text());
+	ck_assert_ptr_null(arena);
+	ck_assert_int_eq(count_fds(), n_fds);
+}
+END_TEST
+
+START_TEST(a_thousand_arenas_leave_no_descriptor_behind)
+{
+	int n_fds = count_fds();
+
+	for (int i = 0; i < 1000; i++)
+		kv_device_host.arena_free(arena_of(2 * MIB));
+	kv_device_host.arena_free(NULL);
+	ck_assert_int_eq(count_fds(), n_fds);
+}
+END_TEST
+
+START_TEST(a_gpu_that_is_not_there_is_named)
+{
+	struct kv_device_info info;
+	struct kv_arena *arena = NULL;
+	int r = kv_device_cuda.info(77, &info);
+	int n_fds = count_fds();
+
+	ck_assert_msg(r == -ENODEV || r == -ENOTSUP, "%d: %s", r, kv_error_text());
+	ck_assert_msg(strstr(kv_error_text(), "GPU 77"), "%s", kv_error_text());
+	ck_assert_int_eq(kv_device_cuda.arena_new(77, 2 * MIB, 0, 0, &arena), r);
+	ck_assert_msg(strstr(kv_error_text(), "GPU 77"), "%s", kv_error_text());
+	kv_device_cuda.arena_free(NULL);
+	ck_assert_int_eq(count_fds(), n_fds);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("daemon/device");
+	TCase *tcase = tcase_create("host");
+	SRunner *runner = srunner_create(suite);
+	int n_failed;
+
+	tcase_set_timeout(tcase, 60);
+	tcase_add_test(tcase, host_memory_says_how_much_there_is);
+	tcase_add_test(tcase, an_arena_has_exactly_the_size_asked_for_and_keeps_it);
+	tcase_add_test(tcase, no_two_arenas_have_one_epoch);
+	tcase_add_test(tcase, an_arena_that_does_not_fit_names_both_numbers);
+	tcase_add_loop_test(tcase, an_arena_that_cannot_be_made_is_refused_with_its_reason, 0,
+			    sizeof(refused) / sizeof(refused[0]));
+	tcase_add_test(tcase, a_thousand_arenas_leave_no_descriptor_behind);
+	tcase_add_test(tcase, a_gpu_that_is_not_there_is_named);
+	suite_add_tcase(suite, tcase);
+	srunner_run_all(runner, CK_ENV);
+	n_failed = srunner_ntests_failed(runner);
+	srunner_free(runner);
+	return n_failed != 0;
+}
