@@ -5,9 +5,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/device.h"
@@ -50,6 +53,60 @@ START_TEST(host_memory_says_how_much_there_is)
 	ck_assert_int_eq(kv_device_host.info(1, &info), -ENODEV);
 	ck_assert_int_eq(kv_device_host.info(-1, &info), -ENODEV);
 	ck_assert_ptr_nonnull(strstr(kv_error_text(), "-1"));
+}
+END_TEST
+
+/* Files that a container of 1 GiB would see, 600 MiB of it used, 200 MiB of that by idle files. */
+static const char *const limit_files[][2] = {
+	{"memory.max", "1073741824\n"},
+	{"memory.current", "629145600\n"},
+	{"memory/memory.limit_in_bytes", "1073741824\n"},
+	{"memory/memory.usage_in_bytes", "629145600\n"},
+	{"memory.stat", "anon 4096\ninactive_file 209715200\n"},
+	{"memory/memory.stat", "cache 4096\ninactive_file 209715200\n"},
+};
+
+#define NO_NAMESPACE 77
+
+static int info_under_a_limit(void)
+{
+	struct kv_device_info info;
+	char path[128];
+
+	if (unshare(CLONE_NEWNS | (geteuid() ? CLONE_NEWUSER : 0)) < 0 ||
+	    mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+	    mount("none", "/sys/fs/cgroup", "tmpfs", 0, NULL) < 0)
+		return NO_NAMESPACE;
+	mkdir("/sys/fs/cgroup/memory", 0755);
+	for (size_t i = 0; i < sizeof(limit_files) / sizeof(limit_files[0]); i++) {
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/sys/fs/cgroup/%s", limit_files[i][0]);
+		f = fopen(path, "we");
+		if (!f || fputs(limit_files[i][1], f) < 0 || fclose(f))
+			return 1;
+	}
+	if (kv_device_host.info(0, &info) < 0)
+		return 2;
+	if (info.total_bytes != 1024 * MIB)
+		return 3;
+	return info.free_bytes == (1024 - 400) * MIB ? 0 : 4;
+}
+
+START_TEST(a_memory_limit_of_the_container_is_obeyed)
+{
+	pid_t pid = fork();
+	int status;
+
+	ck_assert_int_ge(pid, 0);
+	if (!pid)
+		_exit(info_under_a_limit());
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert(WIFEXITED(status));
+	if (WEXITSTATUS(status) == NO_NAMESPACE)
+		fprintf(stderr, "not tried: no mount namespace may be made here\n");
+	else
+		ck_assert_int_eq(WEXITSTATUS(status), 0);
 }
 END_TEST
 
@@ -174,6 +231,7 @@ int main(void)
 
 	tcase_set_timeout(tcase, 60);
 	tcase_add_test(tcase, host_memory_says_how_much_there_is);
+	tcase_add_test(tcase, a_memory_limit_of_the_container_is_obeyed);
 	tcase_add_test(tcase, an_arena_has_exactly_the_size_asked_for_and_keeps_it);
 	tcase_add_test(tcase, no_two_arenas_have_one_epoch);
 	tcase_add_test(tcase, an_arena_that_does_not_fit_names_both_numbers);
