@@ -23,6 +23,7 @@ void kv_books_deinit(struct kv_books *b)
 	free(b->books);
 	free(b->free_ids);
 	free(b->lru.items);
+	free(b->victims);
 	memset(b, 0, sizeof(*b));
 }
 
@@ -241,54 +242,98 @@ static bool is_held(const struct kv_books *b, int32_t id)
 	return held;
 }
 
-/* False, and nothing has changed, if somebody holds the block. */
-static bool evict_one(struct kv_books *b, int32_t id)
+/* Takes a block out of reach, for kv_books_evict() to free it or put it back. False: it's held. */
+static bool withdraw(struct kv_books *b, int32_t id)
 {
-	struct kv_book *book = &b->books[id];
-
-	if (is_held(b, id))
+	if (b->books[id].n_children || is_held(b, id))
 		return false;
 	set_state(b, id, KV_BLOCK_EVICTING, 0);
 	if (is_held(b, id)) {
 		set_state(b, id, KV_BLOCK_CACHED, 0);
 		return false;
 	}
-	kv_prefix_remove(&b->prefix, book->key, id);
-	if (book->parent >= 0)
-		b->books[book->parent].n_children--;
-	b->n_cached--;
-	b->n_evicted++;
-	push_free(b, id);
+	if (b->books[id].parent >= 0)
+		b->books[b->books[id].parent].n_children--;
 	return true;
 }
 
-uint32_t kv_books_evict(struct kv_books *b, uint32_t n)
+static void put_back(struct kv_books *b, struct kv_heap_item item)
+{
+	if (b->books[item.id].parent >= 0)
+		b->books[b->books[item.id].parent].n_children++;
+	set_state(b, item.id, KV_BLOCK_CACHED, 0);
+	kv_heap_push(&b->lru, item.stamp, item.id); /* has room: it was there before */
+}
+
+/* The least recently used blocks that can go, ends of chains first, leave the heap for `victims`. */
+static uint32_t choose_victims(struct kv_books *b, uint32_t n)
 {
 	/* Each entry is looked at for its real stamp once and tried once: held blocks end the loop. */
 	uint64_t tries = 2 * (uint64_t)b->lru.n + n;
-	uint32_t done = 0;
+	uint32_t found = 0;
 
-	while (done < n && b->lru.n && tries--) {
+	while (found < n && b->lru.n && tries--) {
 		struct kv_heap_item top = b->lru.items[0];
 		uint64_t stamp = kv_load_relaxed(&b->descriptors[top.id].stamp);
 
 		if (stamp > top.stamp) {
 			kv_heap_restamp_top(&b->lru, stamp);
-		} else if (b->books[top.id].n_children || !evict_one(b, top.id)) {
-			uint64_t now = kv_load_relaxed(
-				&((struct kv_shm_blocks *)b->shared)->clock);
+		} else if (withdraw(b, top.id)) {
+			kv_heap_pop(&b->lru);
+			b->victims[found++] = top;
+		} else {
+			uint64_t now = kv_load_relaxed(&((struct kv_shm_blocks *)b->shared)->clock);
 
 			kv_heap_restamp_top(&b->lru, now > top.stamp ? now : top.stamp + 1);
-		} else {
-			/* evict_one() changed no stamp: the top is still this block. */
-			kv_heap_pop(&b->lru);
-			done++;
 		}
 	}
-	return done;
+	return found;
 }
 
-void kv_books_forget(struct kv_books *b, uint32_t slot, bool quarantine)
+uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all)
+{
+	uint32_t found;
+
+	if (n > b->n_cached) {
+		if (all)
+			return 0;
+		n = b->n_cached;
+	}
+	if (n > b->n_victims_room) {
+		void *victims = realloc(b->victims, n * sizeof(*b->victims));
+
+		if (!victims)
+			return 0;
+		b->victims = victims;
+		b->n_victims_room = n;
+	}
+	found = choose_victims(b, n);
+	if (found < n && all) {
+		while (found)
+			put_back(b, b->victims[--found]);
+		return 0;
+	}
+	for (uint32_t i = 0; i < found; i++) {
+		kv_prefix_remove(&b->prefix, b->books[b->victims[i].id].key, b->victims[i].id);
+		push_free(b, b->victims[i].id);
+	}
+	b->n_cached -= found;
+	b->n_evicted += found;
+	return found;
+}
+
+void kv_books_quarantine(struct kv_books *b, uint32_t slot)
+{
+	for (uint32_t i = 0; i < b->head->id_limit; i++) {
+		if (!is_leased_by(&b->books[i], slot))
+			continue;
+		b->n_leased--;
+		b->n_quarantined++;
+		set_state(b, (int32_t)i, KV_BLOCK_QUARANTINED, (uint16_t)slot);
+	}
+}
+
+void kv_books_forget(struct kv_books *b, uint32_t slot)
 {
 	uint64_t bit = (uint64_t)1 << slot % 64;
 
@@ -299,25 +344,13 @@ void kv_books_forget(struct kv_books *b, uint32_t slot, bool quarantine)
 			continue;
 		if (kv_load_relaxed(holder_word(b, (int32_t)i, slot)) & bit)
 			kv_and_release(holder_word(b, (int32_t)i, slot), ~bit);
-		if (!is_leased_by(book, slot))
-			continue;
-		b->n_leased--;
-		if (quarantine) {
-			set_state(b, (int32_t)i, KV_BLOCK_QUARANTINED, (uint16_t)slot);
-			b->n_quarantined++;
-		} else {
+		if (is_leased_by(book, slot)) {
+			b->n_leased--;
+			push_free(b, (int32_t)i);
+		} else if (book->state == KV_BLOCK_QUARANTINED && book->owner == slot) {
+			b->n_quarantined--;
 			push_free(b, (int32_t)i);
 		}
-	}
-}
-
-void kv_books_absolve(struct kv_books *b, uint32_t slot)
-{
-	for (uint32_t i = 0; i < b->head->id_limit; i++) {
-		if (b->books[i].state != KV_BLOCK_QUARANTINED || b->books[i].owner != slot)
-			continue;
-		b->n_quarantined--;
-		push_free(b, (int32_t)i);
 	}
 }
 

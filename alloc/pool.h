@@ -45,7 +45,9 @@ struct kv_books {
 	struct kv_book *books; /* [id_limit] */
 	int32_t *free_ids;     /* stack; exactly the blocks that are FREE */
 	uint32_t free_room;
-	struct kv_heap lru; /* exactly the blocks that are CACHED */
+	struct kv_heap lru;    /* exactly the blocks that are CACHED */
+	struct kv_heap_item *victims; /* scratch of kv_books_evict(), [n_victims_room] */
+	uint32_t n_victims_room;
 	uint64_t next_serial;
 	uint32_t n_total, n_free, n_leased, n_cached, n_quarantined;
 	uint64_t n_published, n_duplicates, n_evicted, n_granted;
@@ -86,17 +88,19 @@ enum kv_publish_answer {
 /* kv_books_publish() - an enum kv_publish_answer; -EINVAL for an op that can't be; -ENOMEM */
 int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op);
 
-/* kv_books_evict() - make up to @n cached blocks free. Return: how many. */
-uint32_t kv_books_evict(struct kv_books *b, uint32_t n);
-
 /**
- * kv_books_forget() - a session has ended: its leases become free, its holder bits are cleared
- * @quarantine: its writes can't be proven over: leases are set aside until kv_books_absolve()
+ * kv_books_evict() - make cached blocks free that nobody holds
+ * @all: exactly @n or none, in which case everything is as before
+ *
+ * Return: how many became free.
  */
-void kv_books_forget(struct kv_books *b, uint32_t slot, bool quarantine);
+uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all);
 
-/* kv_books_absolve() - blocks set aside for @slot are quiet now: free */
-void kv_books_absolve(struct kv_books *b, uint32_t slot);
+/* kv_books_quarantine() - @slot's client is gone, its writes may go on: set its leases aside */
+void kv_books_quarantine(struct kv_books *b, uint32_t slot);
+
+/* kv_books_forget() - @slot's session is over and quiet: free its leases, clear its holder bits */
+void kv_books_forget(struct kv_books *b, uint32_t slot);
 
 /* Counts for stats, by a walk. @leased, @held: [KV_MAX_SESSIONS] or NULL; returns cached and held */
 uint32_t kv_books_count(const struct kv_books *b, uint32_t *leased, uint32_t *held);

@@ -5,6 +5,10 @@
  * Every message begins with struct kv_wire_head; `size` is the whole packet. A request is answered by
  * one message with its `tag`: of the reply's type, or KV_MSG_ERROR. Fds travel with it where noted.
  * KV_MSG_KICK and KV_MSG_WANT have no answer. What comes from a peer is checked field by field.
+ *
+ * A connection begins with HELLO. It can open one pool: that is a session; who wants several opens
+ * several connections. One request is under way at a time on each, so an answer always finds room in
+ * the socket, and a peer that doesn't read is dropped.
  */
 #ifndef KV_INTERNAL_WIRE_H
 #define KV_INTERNAL_WIRE_H
@@ -60,7 +64,7 @@ struct kv_msg_error {
 	char text[KV_WIRE_TEXT];
 };
 
-struct kv_msg_plain { /* OK, PING, and requests that need no more */
+struct kv_msg_plain { /* OK, PING, POOL_CLOSE, POOL_LAYOUT, KICK, CHECK */
 	struct kv_wire_head head;
 };
 
@@ -110,11 +114,6 @@ struct kv_msg_pool_opened {
 	uint32_t slot;
 };
 
-struct kv_msg_pool { /* POOL_CLOSE, POOL_LAYOUT, KICK */
-	struct kv_wire_head head;
-	uint64_t session_id;
-};
-
 struct kv_msg_layout {
 	struct kv_wire_head head;
 	uint32_t kind, flags, block_tokens, n_components;
@@ -136,7 +135,6 @@ struct kv_msg_arena_part {
 
 struct kv_msg_lease { /* LEASE, WANT */
 	struct kv_wire_head head;
-	uint64_t session_id;
 	uint32_t n;	/* LEASE: all or nothing. WANT: as many as there are at hand */
 	uint32_t extra; /* LEASE: and so many for the magazine, if they are at hand */
 	int64_t timeout_ns;
@@ -144,8 +142,8 @@ struct kv_msg_lease { /* LEASE, WANT */
 
 struct kv_msg_leased {
 	struct kv_wire_head head;
-	int32_t answer; /* 0, KV_NO_ROOM, KV_TOO_LARGE; granted ids are in the ring */
-	uint32_t n;
+	int32_t answer; /* 0, KV_NO_ROOM, KV_TOO_LARGE */
+	uint32_t n;	/* ids that were posted in the ring, those for the magazine included */
 };
 
 struct kv_msg_stats {
