@@ -105,7 +105,13 @@ int64_t kv_loop_now(const struct kv_loop *loop);
 int kv_loop_watch(struct kv_loop *loop, int fd, uint32_t events, kv_watch_fn *fn, void *arg,
 		  struct kv_watch **ret);
 
-/* kv_watch_events() - what is wanted from now on. Return: 0; -EINVAL; -ENOMEM, -ENOSPC. */
+/*
+ * kv_watch_events() - what is wanted from now on
+ *
+ * What is no longer wanted is not heard of again; what is newly wanted, in the next iteration or
+ * the one after it.
+ * Return: 0; -EINVAL; -ENOMEM, -ENOSPC.
+ */
 int kv_watch_events(struct kv_watch *watch, uint32_t events);
 
 /*
