@@ -53,16 +53,9 @@ int kv_attention_resolve(const struct kv_attention_args *args, struct kv_attenti
 int kv_write_resolve(const struct kv_write_args *args, struct kv_write_args *ret);
 int kv_copy_check(const struct kv_copy_args *args);
 
-/* Implementations that rows of the table name. */
-int kv_attention_ref(const struct kv_attention_args *args);
+/* Parts that more than one row of the table uses. */
 int kv_write_ref(const struct kv_write_args *args);
 int kv_copy_ref(const struct kv_copy_args *args);
-int kv_attention_cpu(const struct kv_attention_args *args);
-int kv_write_cpu(const struct kv_write_args *args);
-int kv_attention_cuda_can_run(const struct kv_attention_args *args);
-int kv_attention_cuda(const struct kv_attention_args *args);
-int kv_write_cuda(const struct kv_write_args *args);
-int kv_copy_cuda(const struct kv_copy_args *args);
 
 #ifdef __cplusplus
 }

@@ -93,7 +93,7 @@ static void attend(const struct kv_attention_args *args, const struct row *row, 
 		args->lse[at] = l == 0 ? -INFINITY : (float)(m + log(l));
 }
 
-int kv_attention_ref(const struct kv_attention_args *args)
+static int attention(const struct kv_attention_args *args)
 {
 	kv_cleanup(kv_freep) double *x = malloc(((size_t)args->max_seq_len + 1) * sizeof(*x));
 	kv_cleanup(kv_freep) double *sum = malloc((size_t)args->v.head_dim * sizeof(*sum));
@@ -118,7 +118,7 @@ int kv_attention_ref(const struct kv_attention_args *args)
 const struct kv_attn_backend kv_attn_ref = {
 	.name = "ref",
 	.device = KV_DEVICE_HOST,
-	.attention = kv_attention_ref,
+	.attention = attention,
 	.write = kv_write_ref,
 	.copy = kv_copy_ref,
 };

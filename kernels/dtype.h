@@ -114,6 +114,8 @@ KV_HD static inline uint8_t kv_f32_to_e4m3(float x)
 	return (uint8_t)(sign | ((mag >> 20) - ((127u - 7) << 3)));
 }
 
+extern const float kv_e4m3_values[256]; /* host: kv_e4m3_to_f32() of each code */
+
 /* Element @i of an array of @dtype. */
 KV_HD static inline float kv_element_load(const void *p, int64_t i, int dtype)
 {
