@@ -6,7 +6,7 @@
  *
  * An entry is CHANGING while one thread maps or unmaps it, without the lock; whoever wants the same
  * arena waits for that. So a driver call never runs with the lock held, and import and release of
- *one arena never race. In the child of a fork the table starts empty.
+ * one arena never race. In the child of a fork the table starts empty.
  */
 #include <errno.h>
 #include <inttypes.h>

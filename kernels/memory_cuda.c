@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Arenas of GPU memory, through the driver, in the primary context of the GPU (the one that the
+ * CUDA runtime and frameworks use too), which is pushed and popped around each call.
+ *
+ *	vmm: granule 0 | granule 1 | ... | last		adjacent in one reserved address range
+ *	ipc: one allocation of the owner, opened by its handle
+ *
+ * Each attachment (and event, and pinned block: memory_cuda_stream.c) holds its own reference to the
+ * primary context, so the order in which they go is free. A granule's imported handle is released as
+ * soon as it is mapped: the mapping keeps the memory.
+ *
+ * A context that has faulted can't unmap anything; detaching ignores such errors, as the process can
+ * only end.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "include/internal/error.h"
+#include "include/kvcached/types.h"
+#include "kernels/cuda_driver.h"
+#include "kernels/memory.h"
+#include "kernels/memory_cuda.h"
+
+_Atomic int kv_memory_cuda_last = -1;
+
+/* What an attachment owns beside its mapping. */
+struct attachment {
+	const struct kv_cuda *cuda;
+	CUdevice device;
+	CUcontext context; /* primary, retained */
+	CUstream stream;
+};
+
+static CUdeviceptr address(const struct kv_memory *memory, uint64_t offset)
+{
+	return (CUdeviceptr)(uintptr_t)memory->base + offset;
+}
+
+/*
+ * Attaching
+ */
+
+static int map_granule(const struct kv_cuda *cuda, const struct kv_arena_export *export,
+		       CUdeviceptr base, uint32_t i, int fd)
+{
+	uint64_t offset = i * export->granule_bytes;
+	uint64_t bytes = export->bytes - offset;
+	CUmemGenericAllocationHandle handle;
+	CUresult e;
+
+	if (bytes > export->granule_bytes)
+		bytes = export->granule_bytes;
+	e = cuda->cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd,
+						 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+	if (e)
+		return kv_cuda_error(e, "importing granule %u of %u (fd %d)", i, export->n_fds, fd);
+	e = cuda->cuMemMap(base + offset, bytes, 0, handle, 0);
+	cuda->cuMemRelease(handle);
+	if (e)
+		return kv_cuda_error(e, "mapping granule %u of %u as %" PRIu64 " bytes", i,
+				     export->n_fds, bytes);
+	return 0;
+}
+
+static int attach_vmm(struct kv_memory *memory, const struct attachment *own, const int *fds)
+{
+	const struct kv_arena_export *export = &memory->export;
+	const struct kv_cuda *cuda = own->cuda;
+	CUmemAccessDesc access = {
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = own->device},
+		.flags = memory->read_only ? CU_MEM_ACCESS_FLAGS_PROT_READ
+					   : CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	uint64_t mapped = 0;
+	CUdeviceptr base;
+	CUresult e;
+	int r = 0;
+
+	e = cuda->cuMemAddressReserve(&base, export->bytes, 0, 0, 0);
+	if (e)
+		return kv_cuda_error(e, "reserving %" PRIu64 " bytes of addresses", export->bytes);
+	for (uint32_t i = 0; !r && i < export->n_fds; i++) {
+		r = map_granule(cuda, export, base, i, fds[i]);
+		if (!r)
+			mapped = (i + 1) * export->granule_bytes;
+	}
+	if (mapped > export->bytes)
+		mapped = export->bytes;
+	if (!r) {
+		e = cuda->cuMemSetAccess(base, export->bytes, &access, 1);
+		if (e)
+			r = kv_cuda_error(e, "giving the GPU %s access to %" PRIu64 " bytes",
+					  memory->read_only ? "read" : "read and write",
+					  export->bytes);
+	}
+	if (r < 0) {
+		if (mapped)
+			cuda->cuMemUnmap(base, mapped);
+		cuda->cuMemAddressFree(base, export->bytes);
+		return r;
+	}
+	memory->base = (void *)(uintptr_t)base;
+	return 0;
+}
+
+static int ipc_error(CUresult e, const struct kv_arena_export *export)
+{
+	/* The driver takes an equal PID number for the same process, also across PID namespaces. */
+	if (e == CUDA_ERROR_INVALID_CONTEXT && export->owner_pid == (int32_t)getpid())
+		return kv_error(
+			-ENOTSUP,
+			"ipc arena: CUDA error 201: an ipc handle can't be opened by a process "
+			"with the PID number of its owner (both are %d; containers that are both "
+			"PID 1 clash too): export as vmm, or start under another PID",
+			export->owner_pid);
+	if (e == CUDA_ERROR_ALREADY_MAPPED)
+		return kv_error(
+			-EBUSY,
+			"ipc arena: CUDA error 208: other code in this process has the handle "
+			"open, and this driver gives it out once: close it there");
+	if (e == CUDA_ERROR_INVALID_HANDLE)
+		return kv_error(
+			-EIO,
+			"ipc arena: CUDA error 400: the handle names nothing: its owner (PID %d) "
+			"has ended or freed it",
+			export->owner_pid);
+	return kv_cuda_error(e, "opening the ipc handle of PID %d", export->owner_pid);
+}
+
+static int attach_ipc(struct kv_memory *memory, const struct attachment *own)
+{
+	const struct kv_arena_export *export = &memory->export;
+	CUdeviceptr base, start;
+	CUipcMemHandle handle;
+	size_t bytes = 0;
+	CUresult e;
+
+	_Static_assert(sizeof(handle) == KV_IPC_HANDLE_BYTES, "size of an ipc handle");
+	memcpy(&handle, export->ipc_handle, sizeof(handle));
+	e = own->cuda->cuIpcOpenMemHandle(&base, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+	if (e)
+		return ipc_error(e, export);
+	e = own->cuda->cuMemGetAddressRange(&start, &bytes, base);
+	if (e || start != base || bytes < export->bytes) {
+		own->cuda->cuIpcCloseMemHandle(base);
+		return e ? kv_cuda_error(e, "size of the ipc arena")
+			 : kv_error(-EINVAL,
+				    "ipc arena: bytes: %" PRIu64 " named, its allocation has %zu",
+				    export->bytes, bytes);
+	}
+	memory->base = (void *)(uintptr_t)base;
+	return 0;
+}
+
+static void unmap(const struct kv_memory *memory, const struct attachment *own)
+{
+	if (memory->export.kind == KV_EXPORT_IPC) {
+		own->cuda->cuIpcCloseMemHandle(address(memory, 0));
+		return;
+	}
+	own->cuda->cuMemUnmap(address(memory, 0), memory->export.bytes);
+	own->cuda->cuMemAddressFree(address(memory, 0), memory->export.bytes);
+}
+
+/* With the context current. */
+static int map(struct kv_memory *memory, struct attachment *own, const int *fds)
+{
+	CUresult e;
+	int r;
+
+	r = memory->export.kind == KV_EXPORT_VMM ? attach_vmm(memory, own, fds)
+						 : attach_ipc(memory, own);
+	if (r < 0)
+		return r;
+	e = own->cuda->cuStreamCreate(&own->stream, CU_STREAM_NON_BLOCKING);
+	if (e) {
+		unmap(memory, own);
+		return kv_cuda_error(e, "making a stream");
+	}
+	return 0;
+}
+
+static int attach(struct kv_memory *memory, const int *fds)
+{
+	struct attachment *own;
+	int r;
+
+	own = calloc(1, sizeof(*own));
+	if (!own)
+		return kv_error(-ENOMEM, "no memory for the record of an attached arena");
+	r = kv_cuda_get(&own->cuda);
+	if (!r)
+		r = kv_cuda_find(memory->export.uuid, &own->device);
+	if (!r)
+		r = kv_cuda_retain(own->cuda, own->device, &own->context);
+	if (r < 0)
+		goto free_own;
+	r = kv_cuda_enter(own->cuda, own->context);
+	if (r < 0)
+		goto release;
+	r = map(memory, own, fds);
+	kv_cuda_leave(own->cuda);
+	if (r < 0)
+		goto release;
+
+	kv_memory_cuda_last = own->device;
+	memory->own = own;
+	return 0;
+
+release:
+	own->cuda->cuDevicePrimaryCtxRelease(own->device);
+free_own:
+	free(own);
+	return r;
+}
+
+static void detach(struct kv_memory *memory)
+{
+	struct attachment *own = memory->own;
+
+	if (kv_cuda_enter(own->cuda, own->context) == 0) {
+		own->cuda->cuStreamDestroy(own->stream);
+		unmap(memory, own);
+		kv_cuda_leave(own->cuda);
+	}
+	own->cuda->cuDevicePrimaryCtxRelease(own->device);
+	free(own);
+}
+
+/*
+ * Work on bytes
+ */
+
+static int64_t now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * KV_SEC + t.tv_nsec;
+}
+
+/* The driver's own wait has no deadline. Polls: hard for 50 us, then more and more rarely. */
+static int wait_stream(const struct attachment *own)
+{
+	struct timespec pause = {.tv_nsec = 0};
+	const int64_t start = now();
+	int64_t waited;
+	CUresult e;
+
+	while ((e = own->cuda->cuStreamQuery(own->stream)) == CUDA_ERROR_NOT_READY) {
+		waited = now() - start;
+		if (waited > KV_MEMORY_WAIT)
+			return kv_error(-ETIMEDOUT, "GPU work was not done after %d s",
+					(int)(KV_MEMORY_WAIT / KV_SEC));
+		if (waited < 50000)
+			continue;
+		pause.tv_nsec = waited / 8 < 200000 ? waited / 8 : 200000;
+		nanosleep(&pause, NULL);
+	}
+	return e ? kv_cuda_error(e, "waiting for GPU work") : 0;
+}
+
+static int zero(struct kv_memory *memory, uint64_t offset, uint64_t bytes, void *stream)
+{
+	const struct attachment *own = memory->own;
+	CUresult e;
+	int r;
+
+	r = kv_cuda_enter(own->cuda, own->context);
+	if (r < 0)
+		return r;
+	e = own->cuda->cuMemsetD8Async(address(memory, offset), 0, bytes,
+				       stream ? stream : own->stream);
+	kv_cuda_leave(own->cuda);
+	return e ? kv_cuda_error(e, "zeroing %" PRIu64 " bytes at %" PRIu64, bytes, offset) : 0;
+}
+
+static int copy(struct kv_memory *memory, uint64_t to, uint64_t from, uint64_t bytes, void *stream)
+{
+	const struct attachment *own = memory->own;
+	CUresult e;
+	int r;
+
+	r = kv_cuda_enter(own->cuda, own->context);
+	if (r < 0)
+		return r;
+	e = own->cuda->cuMemcpyDtoDAsync(address(memory, to), address(memory, from), bytes,
+					 stream ? stream : own->stream);
+	kv_cuda_leave(own->cuda);
+	return e ? kv_cuda_error(e, "copying %" PRIu64 " bytes from %" PRIu64 " to %" PRIu64, bytes,
+				 from, to)
+		 : 0;
+}
+
+static int sync_bytes(struct kv_memory *memory)
+{
+	const struct attachment *own = memory->own;
+	int r;
+
+	r = kv_cuda_enter(own->cuda, own->context);
+	if (r < 0)
+		return r;
+	r = wait_stream(own);
+	kv_cuda_leave(own->cuda);
+	return r;
+}
+
+/* Waits first: the copy itself would wait for earlier work without a deadline. */
+static int transfer(const struct kv_memory *memory, uint64_t offset, void *to, const void *from,
+		    uint64_t bytes)
+{
+	const struct attachment *own = memory->own;
+	CUresult e;
+	int r;
+
+	r = kv_cuda_enter(own->cuda, own->context);
+	if (r < 0)
+		return r;
+	r = wait_stream(own);
+	if (r < 0)
+		goto leave;
+	e = to ? own->cuda->cuMemcpyDtoHAsync(to, address(memory, offset), bytes, own->stream)
+	       : own->cuda->cuMemcpyHtoDAsync(address(memory, offset), from, bytes, own->stream);
+	r = e ? kv_cuda_error(e, "%s %" PRIu64 " bytes at %" PRIu64, to ? "reading" : "writing",
+			      bytes, offset)
+	      : wait_stream(own);
+leave:
+	kv_cuda_leave(own->cuda);
+	return r;
+}
+
+static int read_bytes(struct kv_memory *memory, uint64_t offset, void *to, uint64_t bytes)
+{
+	return transfer(memory, offset, to, NULL, bytes);
+}
+
+static int write_bytes(struct kv_memory *memory, uint64_t offset, const void *from, uint64_t bytes)
+{
+	return transfer(memory, offset, NULL, from, bytes);
+}
+
+/*
+ * A GPU context lives as long as any process has its files open, and so do its running kernels: a
+ * child that outlives its killed parent would keep them writing. CUDA needs /proc itself, so it is
+ * there. No allocation: another thread of the parent may have held the heap's lock.
+ */
+static void forked(void)
+{
+	char buffer[4096] __attribute__((aligned(8)));
+	const char *prefix = "/dev/nvidia";
+	const struct dirent64 *entry;
+	char target[16];
+	long n;
+	int dir, fd;
+
+	if (!kv_cuda_was_used())
+		return;
+	dir = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir < 0)
+		return;
+	while ((n = syscall(SYS_getdents64, dir, buffer, sizeof(buffer))) > 0)
+		for (long at = 0; at < n; at += entry->d_reclen) {
+			entry = (const struct dirent64 *)(buffer + at);
+			if (readlinkat(dir, entry->d_name, target, sizeof(target)) <
+				    (ssize_t)strlen(prefix) ||
+			    strncmp(target, prefix, strlen(prefix)) != 0)
+				continue;
+			fd = 0;
+			for (const char *c = entry->d_name; *c; c++)
+				fd = fd * 10 + (*c - '0');
+			close(fd);
+		}
+	close(dir);
+}
+
+const struct kv_memory_backend kv_memory_cuda = {
+	.device = KV_DEVICE_CUDA,
+	.attach = attach,
+	.detach = detach,
+	.zero = zero,
+	.copy = copy,
+	.read = read_bytes,
+	.write = write_bytes,
+	.sync = sync_bytes,
+	.event_new = kv_memory_cuda_event_new,
+	.event_free = kv_memory_cuda_event_free,
+	.event_record = kv_memory_cuda_event_record,
+	.event_query = kv_memory_cuda_event_query,
+	.pinned_new = kv_memory_cuda_pinned_new,
+	.pinned_free = kv_memory_cuda_pinned_free,
+	.forked = forked,
+};
