@@ -244,6 +244,12 @@ void kv_emit_line(struct kv_emit *e, const char *format, ...)
 	free(text);
 }
 
+void kv_emit_gap(struct kv_emit *e)
+{
+	if (!e->json)
+		fputc('\n', e->out);
+}
+
 static void add_cell(struct kv_emit *e, const char *format, va_list args)
 {
 	char **cells = reallocarray(e->cells, e->n_cells + 1, sizeof(*cells));
@@ -389,6 +395,32 @@ struct kv_words kv_words_share(uint64_t part, uint64_t whole)
 	if (whole)
 		snprintf(words.text, sizeof(words.text), "%.1f%%",
 			 100 * ((double)part / (double)whole));
+	return words;
+}
+
+/* Bytes of the first @n characters, or of all. A byte that isn't UTF-8 counts as a character. */
+static size_t bytes_of(const char *text, unsigned n)
+{
+	size_t bytes = 0;
+
+	while (n-- && text[bytes]) {
+		unsigned length = utf8_length((const unsigned char *)text + bytes);
+
+		bytes += length ? length : 1;
+	}
+	return bytes;
+}
+
+struct kv_words kv_words_cut(const char *text, unsigned width)
+{
+	struct kv_words words;
+	size_t fits = bytes_of(text, width);
+
+	if (text[fits])
+		snprintf(words.text, sizeof(words.text), "%.*s+", (int)bytes_of(text, width - 1),
+			 text);
+	else
+		snprintf(words.text, sizeof(words.text), "%.*s", (int)fits, text);
 	return words;
 }
 

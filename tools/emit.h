@@ -64,6 +64,7 @@ void kv_emit_list(struct kv_emit *e, const char *key, const struct kv_stat_field
 
 /* People. */
 void kv_emit_line(struct kv_emit *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void kv_emit_gap(struct kv_emit *e); /* an empty line */
 /* headings, each behind '<' (left) or '>' (right), then NULL */
 void kv_emit_head(struct kv_emit *e, const char *heading, ...) __attribute__((sentinel));
 void kv_emit_cell(struct kv_emit *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -73,12 +74,13 @@ void kv_emit_describe(struct kv_emit *e, const struct kv_stat_field *fields, con
 
 /* Numbers in words. By value: `.text` lives until the end of the full expression. */
 struct kv_words {
-	char text[32];
+	char text[64];
 };
 
-struct kv_words kv_words_bytes(uint64_t bytes);		       /* "80.0 GiB" */
-struct kv_words kv_words_time(uint64_t ns);		       /* "3 h 12 min", "4.1 us" */
-struct kv_words kv_words_share(uint64_t part, uint64_t whole); /* "61.8%", "-" of nothing */
+struct kv_words kv_words_bytes(uint64_t bytes);			/* "80.0 GiB" */
+struct kv_words kv_words_time(uint64_t ns);			/* "3 h 12 min", "4.1 us" */
+struct kv_words kv_words_share(uint64_t part, uint64_t whole);	/* "61.8%", "-" of nothing */
+struct kv_words kv_words_cut(const char *text, unsigned width); /* "engine+", names in columns */
 struct kv_words kv_words_value(const struct kv_stat_field *field, uint64_t number);
 
 #endif

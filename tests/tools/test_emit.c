@@ -60,6 +60,7 @@ static void show(void)
 		kv_emit_cell(&emit, "%d", i);
 	}
 	kv_emit_table(&emit);
+	kv_emit_gap(&emit);
 	kv_emit_line(&emit, "%d items", 2);
 }
 
@@ -93,6 +94,7 @@ START_TEST(people_get_aligned_columns_without_trailing_blanks)
 	end_is("NAME       SIZE  END\n"
 	       "one     1.5 KiB  0\n"
 	       "a \"b\"  16.0 EiB  1\n"
+	       "\n"
 	       "2 items\n");
 }
 END_TEST
@@ -255,6 +257,25 @@ START_TEST(shares_in_words)
 }
 END_TEST
 
+static const struct {
+	const char *text;
+	unsigned width;
+	const char *words;
+} names[] = {
+	{"", 4, ""},
+	{"engine", 6, "engine"},
+	{"engine-a", 6, "engin+"},
+	{"h\xc3\xa9h\xc3\xa9", 4, "h\xc3\xa9h\xc3\xa9"},
+	{"h\xc3\xa9h\xc3\xa9h", 4, "h\xc3\xa9h+"},
+	{"cut\xe2\x82", 4, "cut+"},
+};
+
+START_TEST(long_names_are_cut_between_characters)
+{
+	ck_assert_str_eq(kv_words_cut(names[_i].text, names[_i].width).text, names[_i].words);
+}
+END_TEST
+
 #define N(a) ((int)(sizeof(a) / sizeof((a)[0])))
 
 int main(void)
@@ -276,6 +297,7 @@ int main(void)
 	tcase_add_loop_test(words, sizes_in_words, 0, N(sizes));
 	tcase_add_loop_test(words, times_in_words, 0, N(times));
 	tcase_add_test(words, shares_in_words);
+	tcase_add_loop_test(words, long_names_are_cut_between_characters, 0, N(names));
 	suite_add_tcase(suite, forms);
 	suite_add_tcase(suite, words);
 	runner = srunner_create(suite);

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvctl pool list | show NAME | drop NAME */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "include/internal/cleanup.h"
+#include "tools/kvctl.h"
+
+struct kv_words kv_words_gpus(uint64_t gpu_mask)
+{
+	struct kv_words words = {""};
+	size_t n = 0;
+
+	for (unsigned i = 0, last; i < 64 && n < sizeof(words.text); i = last + 1) {
+		last = i;
+		if (!(gpu_mask >> i & 1))
+			continue;
+		while (last + 1 < 64 && gpu_mask >> (last + 1) & 1)
+			last++;
+		n += snprintf(words.text + n, sizeof(words.text) - n, "%s%u", n ? "," : "", i);
+		if (last > i && n < sizeof(words.text))
+			n += snprintf(words.text + n, sizeof(words.text) - n, "-%u", last);
+	}
+	return words;
+}
+
+struct kv_words kv_words_blocks(const struct kv_pool_stats *pool, uint64_t n)
+{
+	if (!pool)
+		return (struct kv_words){"?"};
+	return kv_words_bytes(n * pool->block_bytes);
+}
+
+static void show_list(struct kv_emit *e, const struct kv_pool_stats *pools, size_t n)
+{
+	kv_emit_list(e, NULL, kv_stat_fields(KV_STAT_POOL), pools, sizeof(*pools), n);
+	kv_emit_head(e, "<POOL", "<MODEL", "<GPU", ">BLOCK", ">SIZE", ">LEASED", ">CACHED", ">FREE",
+		     ">HIT", ">SESSIONS", NULL);
+	for (const struct kv_pool_stats *p = pools; p < pools + n; p++) {
+		kv_emit_cell(e, "%s", p->name);
+		kv_emit_cell(e, "%s", p->model);
+		kv_emit_cell(e, "%s", kv_words_gpus(p->gpu_mask).text);
+		kv_emit_cell(e, "%s", kv_words_bytes(p->block_bytes).text);
+		kv_emit_cell(e, "%s", kv_words_blocks(p, p->blocks_total).text);
+		kv_emit_cell(e, "%s", kv_words_blocks(p, p->blocks_leased).text);
+		kv_emit_cell(e, "%s", kv_words_blocks(p, p->blocks_cached).text);
+		kv_emit_cell(e, "%s", kv_words_blocks(p, p->blocks_free).text);
+		kv_emit_cell(e, "%s",
+			     kv_words_share(p->hit_tokens_total, p->lookup_tokens_total).text);
+		kv_emit_cell(e, "%" PRIu64, p->n_sessions);
+	}
+	kv_emit_table(e);
+}
+
+int kv_cmd_pool_list(struct kv_ctl *ctl, int argc, char **argv)
+{
+	kv_cleanup(kv_freep) struct kv_pool_stats *pools = NULL;
+	size_t n;
+	int status = kv_ctl_ask(ctl, KV_STAT_POOL, &pools, &n);
+
+	if (status)
+		return status;
+	show_list(&ctl->emit, pools, n);
+	return KV_EXIT_DONE;
+}
+
+const struct kv_pool_stats *kv_pool_of(const struct kv_pool_stats *pools, size_t n,
+				       const struct kv_session_stats *session)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (pools[i].id == session->pool_id)
+			return &pools[i];
+	}
+	return NULL;
+}
+
+static const struct kv_pool_stats *find(const struct kv_pool_stats *pools, size_t n,
+					const char *name)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (!strcmp(pools[i].name, name))
+			return &pools[i];
+	}
+	return NULL;
+}
+
+/* @sessions: [n] of all pools */
+static void show_pool(struct kv_emit *e, const struct kv_pool_stats *pool,
+		      const struct kv_session_stats *sessions, size_t n)
+{
+	const struct kv_stat_field *fields = kv_stat_fields(KV_STAT_SESSION);
+
+	kv_emit_open(e, NULL, '{');
+	kv_emit_fields(e, kv_stat_fields(KV_STAT_POOL), pool);
+	kv_emit_describe(e, kv_stat_fields(KV_STAT_POOL), pool);
+	kv_emit_open(e, "sessions", '[');
+	kv_emit_gap(e);
+	kv_emit_head(e, "<SESSION", "<CLIENT", ">PID", ">LEASED", ">HELD", ">HIT", ">SINCE", NULL);
+	for (const struct kv_session_stats *s = sessions; s < sessions + n; s++) {
+		if (s->pool_id != pool->id)
+			continue;
+		kv_emit_open(e, NULL, '{');
+		kv_emit_fields(e, fields, s);
+		kv_emit_close(e);
+		kv_emit_cell(e, "%" PRIu64, s->id);
+		kv_emit_cell(e, "%s", s->client);
+		kv_emit_cell(e, "%" PRIu64, s->pid);
+		kv_emit_cell(e, "%s", kv_words_blocks(pool, s->blocks_leased).text);
+		kv_emit_cell(e, "%s", kv_words_blocks(pool, s->blocks_held).text);
+		kv_emit_cell(e, "%s",
+			     kv_words_share(s->hit_tokens_total, s->lookup_tokens_total).text);
+		kv_emit_cell(e, "%s", kv_words_since(s).text);
+	}
+	kv_emit_table(e);
+	kv_emit_close(e);
+	kv_emit_close(e);
+}
+
+int kv_cmd_pool_show(struct kv_ctl *ctl, int argc, char **argv)
+{
+	kv_cleanup(kv_freep) struct kv_pool_stats *pools = NULL;
+	kv_cleanup(kv_freep) struct kv_session_stats *sessions = NULL;
+	const struct kv_pool_stats *pool;
+	size_t n_pools, n_sessions;
+	int status = kv_ctl_ask(ctl, KV_STAT_POOL, &pools, &n_pools);
+
+	if (status)
+		return status;
+	pool = find(pools, n_pools, argv[1]);
+	if (!pool)
+		return kv_ctl_refuse(ctl, KV_EXIT_FAILED,
+				     "no pool is called '%s' (see kvctl pool list)", argv[1]);
+	status = kv_ctl_ask(ctl, KV_STAT_SESSION, &sessions, &n_sessions);
+	if (status)
+		return status;
+	show_pool(&ctl->emit, pool, sessions, n_sessions);
+	return KV_EXIT_DONE;
+}
+
+/* @pool: what is left of it; NULL if it was removed */
+static void show_dropped(struct kv_emit *e, const char *name, const struct kv_pool_stats *pool)
+{
+	kv_emit_open(e, NULL, '{');
+	kv_emit_text(e, "name", name);
+	kv_emit_bool(e, "removed", !pool);
+	kv_emit_number(e, "blocks_cached", pool ? pool->blocks_cached : 0);
+	kv_emit_number(e, "n_sessions", pool ? pool->n_sessions : 0);
+	kv_emit_close(e);
+	if (pool)
+		kv_emit_line(e,
+			     "dropped what nobody held of '%s'; %s still cached, "
+			     "%" PRIu64 " session%s attached",
+			     name, kv_words_blocks(pool, pool->blocks_cached).text,
+			     pool->n_sessions, pool->n_sessions == 1 ? "" : "s");
+	else
+		kv_emit_line(e, "removed '%s'", name);
+}
+
+int kv_cmd_pool_drop(struct kv_ctl *ctl, int argc, char **argv)
+{
+	kv_cleanup(kv_freep) struct kv_pool_stats *pools = NULL;
+	size_t n;
+	int status = kv_ctl_connect(ctl);
+	int r;
+
+	if (status)
+		return status;
+	r = kv_pool_drop(ctl->client, argv[1], kv_ctl_left(ctl));
+	if (r < 0)
+		return kv_ctl_broken(ctl, r);
+	status = kv_ctl_ask(ctl, KV_STAT_POOL, &pools, &n);
+	if (status)
+		return status;
+	show_dropped(&ctl->emit, argv[1], find(pools, n, argv[1]));
+	return KV_EXIT_DONE;
+}

@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvctl [-s SOCKET] [--json] OBJECT COMMAND [ARG...]: ask a running kvcached, or tell it something.
+ *
+ * This file has the table of commands, from which help and checks of usage come, the options, and
+ * what commands share. Every answer of the daemon has one deadline, that of the whole command.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <kvcached/client.h>
+
+#include "include/internal/paths.h"
+#include "tools/kvctl.h"
+
+#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+#define MAX_TIMEOUT_S 3600
+
+struct command {
+	const char *object;
+	const char *command; /* NULL: the object alone is the command */
+	const char
+		*args; /* "NAME" must be there, "[NAME]" may; "..." takes all, options included */
+	const char *help;
+	int (*run)(struct kv_ctl *ctl, int argc, char **argv);
+};
+
+static const struct command commands[] = {
+	{"stats", NULL, "", "the daemon, its devices, pools and sessions on one screen",
+	 kv_cmd_stats},
+	{"pool", "list", "", "all pools: what they are, hold and hit", kv_cmd_pool_list},
+	{"pool", "show", "NAME", "everything about one pool, and who is attached",
+	 kv_cmd_pool_show},
+	{"pool", "drop", "NAME", "evict what nobody holds; without sessions, remove the pool",
+	 kv_cmd_pool_drop},
+	{"session", "list", "", "all sessions: who they are and what they hold",
+	 kv_cmd_session_list},
+	{"session", "show", "ID", "everything about one session", kv_cmd_session_show},
+	{"check", NULL, "", "let the daemon prove its books; exit status 1 if they don't balance",
+	 kv_cmd_check},
+	{"ping", NULL, "[COUNT]", "time round trips to the daemon", kv_cmd_ping},
+};
+
+static const struct option options[] = {
+	{"socket", required_argument, NULL, 's'},  {"json", no_argument, NULL, 'j'},
+	{"timeout", required_argument, NULL, 't'}, {"help", no_argument, NULL, 'h'},
+	{"version", no_argument, NULL, 'V'},	   {NULL},
+};
+
+static const char options_help[] =
+	"Options:\n"
+	"  -s, --socket PATH      the daemon's socket; default: $KVCACHED_SOCKET, else\n"
+	"                         " KV_SOCKET_ROOT " for root, else\n"
+	"                         $XDG_RUNTIME_DIR/" KV_SOCKET_NAME "\n"
+	"  -j, --json             answers and errors as JSON, with exact numbers\n"
+	"  -t, --timeout SECONDS  give up after that long (default 5)\n"
+	"  -h, --help             this text; behind an object, its commands\n"
+	"  -V, --version          version of kvctl\n"
+	"\n"
+	"Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon.\n";
+
+int64_t kv_ctl_now(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * KV_SEC + now.tv_nsec;
+}
+
+int64_t kv_ctl_left(const struct kv_ctl *ctl)
+{
+	int64_t left = ctl->deadline - kv_ctl_now();
+
+	return left > 1 ? left : 1;
+}
+
+int kv_ctl_refuse(struct kv_ctl *ctl, enum kv_exit status, const char *format, ...)
+{
+	struct kv_emit words;
+	char text[512];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	kv_emit_init(&words, stderr, ctl->emit.json);
+	kv_emit_open(&words, NULL, '{');
+	kv_emit_text(&words, "error", text);
+	kv_emit_number(&words, "exit", status);
+	kv_emit_close(&words);
+	kv_emit_line(&words, "kvctl: %s", text);
+	return status;
+}
+
+int kv_ctl_broken(struct kv_ctl *ctl, int r)
+{
+	assert(r < 0);
+	return kv_ctl_refuse(ctl, r == -ECONNRESET ? KV_EXIT_NO_DAEMON : KV_EXIT_FAILED, "%s",
+			     kv_error_text());
+}
+
+int kv_ctl_connect(struct kv_ctl *ctl)
+{
+	KV_OPTIONS(kv_connect_options, how, .name = "kvctl", .timeout = kv_ctl_left(ctl));
+	int r;
+
+	if (ctl->client)
+		return KV_EXIT_DONE;
+	if (!ctl->socket) {
+		if (kv_default_socket(ctl->default_socket) < 0)
+			return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "%s; give -s SOCKET",
+					     kv_error_text());
+		ctl->socket = ctl->default_socket;
+	}
+	how.socket = ctl->socket;
+	r = kv_connect(&how, &ctl->client);
+	if (r == -ENOENT || r == -ECONNREFUSED)
+		return kv_ctl_refuse(ctl, KV_EXIT_NO_DAEMON, "%s", kv_error_text());
+	return r < 0 ? kv_ctl_broken(ctl, r) : KV_EXIT_DONE;
+}
+
+int kv_ctl_ask(struct kv_ctl *ctl, enum kv_stat_kind kind, void *ret_items, size_t *ret_n)
+{
+	int status = kv_ctl_connect(ctl);
+	int r;
+
+	if (status)
+		return status;
+	r = kv_stats(ctl->client, kind, ret_items, ret_n, kv_ctl_left(ctl));
+	return r < 0 ? kv_ctl_broken(ctl, r) : KV_EXIT_DONE;
+}
+
+int kv_ctl_u64(const char *text, uint64_t *ret)
+{
+	unsigned long long number;
+	char *end;
+
+	/* strtoull() would take blanks and signs. */
+	if (*text < '0' || *text > '9')
+		return -EINVAL;
+	errno = 0;
+	number = strtoull(text, &end, 10);
+	if (errno || *end)
+		return -EINVAL;
+	*ret = number;
+	return 0;
+}
+
+static bool takes_all(const struct command *c)
+{
+	return strstr(c->args, "...");
+}
+
+static void count_args(const struct command *c, int *ret_min, int *ret_max)
+{
+	*ret_min = *ret_max = 0;
+	for (const char *word = c->args; *word; word += strspn(word, " ")) {
+		++*ret_max;
+		*ret_min += *word != '[';
+		word += strcspn(word, " ");
+	}
+}
+
+static int usage_of(char *ret, size_t size, const struct command *c)
+{
+	return snprintf(ret, size, "%s%s%s%s%s", c->object, c->command ? " " : "",
+			c->command ? c->command : "", *c->args ? " " : "", c->args);
+}
+
+/* @object: NULL for all */
+static void print_help(struct kv_ctl *ctl, const char *object)
+{
+	char usage[64];
+
+	fprintf(ctl->emit.out, "Usage: kvctl [OPTION...] OBJECT COMMAND [ARG...]\n\nCommands:\n");
+	for (const struct command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
+		if (object && strcmp(object, c->object))
+			continue;
+		usage_of(usage, sizeof(usage), c);
+		fprintf(ctl->emit.out, "  %-17s  %s\n", usage, c->help);
+	}
+	fprintf(ctl->emit.out, "\n%s", options_help);
+}
+
+/* Edits that turn @a into @b: insert, delete, replace, exchange neighbours. Long words: their
+ * start. */
+static unsigned distance(const char *a, const char *b)
+{
+	unsigned d[25][25];
+	unsigned n = strnlen(a, 24), m = strnlen(b, 24);
+
+	for (unsigned i = 0; i <= n; i++) {
+		for (unsigned j = 0; j <= m; j++) {
+			unsigned best = i + j; /* the first row and column */
+
+			if (i && j) {
+				best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+				best = d[i - 1][j] + 1 < best ? d[i - 1][j] + 1 : best;
+				best = d[i][j - 1] + 1 < best ? d[i][j - 1] + 1 : best;
+			}
+			if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+				best = d[i - 2][j - 2] + 1 < best ? d[i - 2][j - 2] + 1 : best;
+			d[i][j] = best;
+		}
+	}
+	return d[n][m];
+}
+
+/* How far the typed words are from a command, also if they were exchanged. @second may be "". */
+static unsigned words_distance(const char *first, const char *second, const struct command *c)
+{
+	const char *command = c->command && *second ? c->command : "";
+	unsigned straight = distance(first, c->object) + (*command ? distance(second, command) : 0);
+	unsigned swapped =
+		*command ? distance(second, c->object) + distance(first, command) + 1 : straight;
+
+	return straight < swapped ? straight : swapped;
+}
+
+static int suggest(struct kv_ctl *ctl, const char *what, const char *first, const char *second)
+{
+	const struct command *nearest = commands;
+	char usage[64];
+
+	for (const struct command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
+		if (words_distance(first, second, c) < words_distance(first, second, nearest))
+			nearest = c;
+	}
+	usage_of(usage, sizeof(usage), nearest);
+	return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
+			     "%s; the nearest command is 'kvctl %s' (see kvctl --help)", what,
+			     usage);
+}
+
+/* No row fits: say what is wrong, and what comes nearest. */
+static int refuse_words(struct kv_ctl *ctl, const char *object, const char *command)
+{
+	char what[256];
+	size_t n = 0;
+
+	for (const struct command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
+		if (!strcmp(object, c->object) && n < sizeof(what))
+			n += snprintf(what + n, sizeof(what) - n, "%s%s", n ? ", " : "",
+				      c->command);
+	}
+	if (n && !command)
+		return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "'%s' needs a command: %s", object, what);
+	if (n)
+		snprintf(what, sizeof(what), "'%s' has no command '%.64s'", object, command);
+	else
+		snprintf(what, sizeof(what), "no object is called '%.64s'", object);
+	return suggest(ctl, what, object, command ? command : "");
+}
+
+static int parse_timeout(struct kv_ctl *ctl, const char *text)
+{
+	char *end;
+	double seconds = strtod(text, &end);
+
+	if (end == text || *end || !(seconds > 0 && seconds <= MAX_TIMEOUT_S))
+		return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
+				     "--timeout: '%s' given, seconds above 0 up to %d expected",
+				     text, MAX_TIMEOUT_S);
+	ctl->deadline = kv_ctl_now() + (int64_t)(seconds * KV_SEC);
+	return KV_EXIT_DONE;
+}
+
+/*
+ * Options from argv[1] on; optind is then the first word that is none.
+ * @mode: "+": stop at the first word; "": go through all and move the words behind the options
+ * @ret_letter: 'h' or 'V' if that was asked for
+ */
+static int parse_options(struct kv_ctl *ctl, int argc, char **argv, const char *mode,
+			 int *ret_letter)
+{
+	char letters[16];
+	int letter, status;
+
+	snprintf(letters, sizeof(letters), "%s:s:jt:hV", mode);
+	optind = 0; /* starts anew, with another mode */
+	opterr = 0;
+	while ((letter = getopt_long(argc, argv, letters, options, NULL)) != -1) {
+		switch (letter) {
+		case 's':
+			ctl->socket = optarg;
+			break;
+		case 'j':
+			ctl->emit.json = true;
+			break;
+		case 't':
+			status = parse_timeout(ctl, optarg);
+			if (status)
+				return status;
+			break;
+		case 'h':
+		case 'V':
+			*ret_letter = letter;
+			break;
+		case ':':
+			return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "option '%s' needs a value",
+					     argv[optind - 1]);
+		default:
+			/* A letter may stand inside a word: optopt knows it, argv[optind - 1] not.
+			 */
+			if (optopt && strchr(letters, optopt))
+				return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
+						     "option '%s' takes no value",
+						     argv[optind - 1]);
+			if (optopt)
+				return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
+						     "option '-%c' isn't known (see kvctl --help)",
+						     optopt);
+			return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
+					     "option '%s' isn't known (see kvctl --help)",
+					     argv[optind - 1]);
+		}
+	}
+	return KV_EXIT_DONE;
+}
+
+/* @argv: from the object on; options have been taken out unless the command takes all */
+static int run_command(struct kv_ctl *ctl, int argc, char **argv)
+{
+	char usage[64];
+	int min, max, n_args;
+
+	for (const struct command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
+		int n_words = c->command ? 2 : 1;
+
+		if (strcmp(argv[0], c->object) ||
+		    (c->command && (argc < 2 || strcmp(argv[1], c->command))))
+			continue;
+		count_args(c, &min, &max);
+		n_args = argc - n_words;
+		usage_of(usage, sizeof(usage), c);
+		if (!takes_all(c) && (n_args < min || n_args > max))
+			return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "usage: kvctl %s", usage);
+		return c->run(ctl, n_args + 1, argv + n_words - 1);
+	}
+	return refuse_words(ctl, argv[0], argc > 1 ? argv[1] : NULL);
+}
+
+static int run(struct kv_ctl *ctl, int argc, char **argv)
+{
+	const char *object;
+	int letter = 0, status;
+
+	status = parse_options(ctl, argc, argv, "+", &letter);
+	if (status)
+		return status;
+	argc -= optind;
+	argv += optind;
+	object = argc > 0 ? argv[0] : NULL;
+
+	/* Options may also stand behind the words, except where a command has its own. */
+	for (const struct command *c = commands; object && c < commands + ARRAY_SIZE(commands);
+	     c++) {
+		if (strcmp(object, c->object) || takes_all(c))
+			continue;
+		status = parse_options(ctl, argc, argv, "", &letter);
+		if (status)
+			return status;
+		/* The words now stand at the end: put the object right before them. */
+		argc -= optind - 1;
+		argv += optind - 1;
+		argv[0] = (char *)object;
+		break;
+	}
+	if (letter == 'V') {
+		fprintf(ctl->emit.out, "kvctl %s\n", kv_version());
+		return KV_EXIT_DONE;
+	}
+	if (letter == 'h') {
+		print_help(ctl, object);
+		return KV_EXIT_DONE;
+	}
+	if (!object) {
+		return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
+				     "nothing to do: kvctl [OPTION...] OBJECT COMMAND [ARG...]"
+				     " (see kvctl --help)");
+	}
+	return run_command(ctl, argc, argv);
+}
+
+int main(int argc, char **argv)
+{
+	struct kv_ctl ctl = {.deadline = kv_ctl_now() + 5 * KV_SEC};
+	bool json = false;
+	int status;
+
+	/* Looked for first, so that a wrong option before it is refused in JSON as well. */
+	for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
+		json |= !strcmp(argv[i], "--json") || !strcmp(argv[i], "-j");
+	kv_emit_init(&ctl.emit, stdout, json);
+	status = run(&ctl, argc, argv);
+	kv_disconnect(ctl.client);
+	if (kv_emit_end(&ctl.emit) < 0)
+		return kv_ctl_refuse(&ctl, KV_EXIT_FAILED, "stdout: the answer can't be written");
+	return status;
+}

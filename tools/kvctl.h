@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvctl: what its commands share. A command is a function `int kv_cmd_x(ctl, argc, argv)` in a file
+ * cmd_<object>.c and a row in the table of kvctl.c. It returns the exit status; it shows its answer
+ * through ctl->emit, and what it refuses through kv_ctl_refuse() or kv_ctl_broken().
+ *
+ * argv[0] is the command's last word, so a command with options of its own can call getopt_long().
+ */
+#ifndef KV_TOOLS_KVCTL_H
+#define KV_TOOLS_KVCTL_H
+
+#include <stdbool.h>
+
+#include <kvcached/stats.h>
+
+#include "tools/emit.h"
+
+enum kv_exit {
+	KV_EXIT_DONE = 0,
+	KV_EXIT_FAILED = 1, /* refused, or failed */
+	KV_EXIT_USAGE = 2,
+	KV_EXIT_NO_DAEMON = 3,
+};
+
+struct kv_ctl {
+	struct kv_emit emit;
+	const char *socket; /* as given, or the default; set by kv_ctl_connect() */
+	char default_socket[128];
+	int64_t deadline;	  /* of the whole command, CLOCK_MONOTONIC, ns */
+	struct kv_client *client; /* NULL until kv_ctl_connect() */
+};
+
+int64_t kv_ctl_now(void);
+
+/* kv_ctl_left() - time until the command's deadline, at least 1 ns (0 would be the default) */
+int64_t kv_ctl_left(const struct kv_ctl *ctl);
+
+/* kv_ctl_refuse() - words (or JSON) to stderr. Return: @status. */
+int kv_ctl_refuse(struct kv_ctl *ctl, enum kv_exit status, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/* kv_ctl_broken() - the library's text for its error @r. Return: the exit status for it. */
+int kv_ctl_broken(struct kv_ctl *ctl, int r);
+
+/* kv_ctl_connect() - once; later calls do nothing. Return: KV_EXIT_DONE, or as it was refused. */
+int kv_ctl_connect(struct kv_ctl *ctl);
+
+/* kv_ctl_ask() - kv_stats(), connecting first. Return: as kv_ctl_connect(). */
+int kv_ctl_ask(struct kv_ctl *ctl, enum kv_stat_kind kind, void *ret_items, size_t *ret_n);
+
+/* kv_ctl_u64() - a decimal number that is all of @text. Return: 0 or -EINVAL. */
+int kv_ctl_u64(const char *text, uint64_t *ret);
+
+/* cmd_stats.c */
+int kv_cmd_stats(struct kv_ctl *ctl, int argc, char **argv);
+
+/* cmd_pool.c */
+int kv_cmd_pool_list(struct kv_ctl *ctl, int argc, char **argv);
+int kv_cmd_pool_show(struct kv_ctl *ctl, int argc, char **argv);
+int kv_cmd_pool_drop(struct kv_ctl *ctl, int argc, char **argv);
+struct kv_words kv_words_gpus(uint64_t gpu_mask); /* "0-3,5" */
+/* NULL if the session's pool came after the pools were asked for */
+const struct kv_pool_stats *kv_pool_of(const struct kv_pool_stats *pools, size_t n,
+				       const struct kv_session_stats *session);
+/* size of @n blocks; "?" if @pool is NULL */
+struct kv_words kv_words_blocks(const struct kv_pool_stats *pool, uint64_t n);
+
+/* cmd_session.c */
+int kv_cmd_session_list(struct kv_ctl *ctl, int argc, char **argv);
+int kv_cmd_session_show(struct kv_ctl *ctl, int argc, char **argv);
+struct kv_words kv_words_since(const struct kv_session_stats *session); /* or its state */
+
+/* cmd_check.c */
+int kv_cmd_check(struct kv_ctl *ctl, int argc, char **argv);
+int kv_cmd_ping(struct kv_ctl *ctl, int argc, char **argv);
+
+#endif
