@@ -57,6 +57,12 @@ int kv_copy_check(const struct kv_copy_args *args);
 int kv_write_ref(const struct kv_write_args *args);
 int kv_copy_ref(const struct kv_copy_args *args);
 
+/* Launchers, in .cu files; their row stands in backends_cuda.c. */
+int kv_attention_cuda_can_run(const struct kv_attention_args *args);
+int kv_attention_cuda(const struct kv_attention_args *args);
+int kv_write_cuda(const struct kv_write_args *args);
+int kv_copy_cuda(const struct kv_copy_args *args);
+
 #ifdef __cplusplus
 }
 #endif
