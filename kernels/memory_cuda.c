@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "include/internal/error.h"
+#include "include/internal/socket.h"
 #include "include/kvcached/types.h"
 #include "kernels/cuda_driver.h"
 #include "kernels/memory.h"
@@ -239,24 +240,16 @@ static void detach(struct kv_memory *memory)
  * Work on bytes
  */
 
-static int64_t now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * KV_SEC + t.tv_nsec;
-}
-
 /* The driver's own wait has no deadline. Polls: hard for 50 us, then more and more rarely. */
 static int wait_stream(const struct attachment *own)
 {
 	struct timespec pause = {.tv_nsec = 0};
-	const int64_t start = now();
+	const int64_t start = kv_now();
 	int64_t waited;
 	CUresult e;
 
 	while ((e = own->cuda->cuStreamQuery(own->stream)) == CUDA_ERROR_NOT_READY) {
-		waited = now() - start;
+		waited = kv_now() - start;
 		if (waited > KV_MEMORY_WAIT)
 			return kv_error(-ETIMEDOUT, "GPU work was not done after %d s",
 					(int)(KV_MEMORY_WAIT / KV_SEC));
