@@ -31,7 +31,7 @@
 static const struct kv_stat_field daemon_fields[] = {
 	DT(version, "version of the daemon"),
 	DT(event_loop, "io_uring or epoll"),
-	DT(event_loop_why, "why it isn't io_uring; empty if it is"),
+	DT(event_loop_why, "why that one"),
 	DT(heap, "jemalloc or libc"),
 	D(boot_nonce, "", "random number of this start of the daemon"),
 	D(pid, "", "process id of the daemon"),
@@ -51,7 +51,7 @@ static const struct kv_stat_field gpu_fields[] = {
 	GT(name, "what it is"),
 	GT(uuid, "UUID of the GPU; empty for host memory"),
 	GT(export_kind, "how clients map it: vmm, ipc or host"),
-	GT(export_why, "why it isn't vmm; empty if it is"),
+	GT(export_why, "how that was chosen"),
 	G(bytes_arena, "bytes", "memory reserved on the device"),
 	G(bytes_pools, "bytes", "of this, in extents of pools"),
 	G(bytes_scrubbing, "bytes", "given back by a pool, not zeroed yet"),

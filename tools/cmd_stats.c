@@ -100,12 +100,10 @@ static unsigned show_daemon(struct kv_emit *e, const struct kv_daemon_stats *d, 
 	kv_emit_close(e);
 	kv_emit_line(e, "kvcached %s on %s, pid %" PRIu64 ", up %s", d->version, socket, d->pid,
 		     kv_words_time(d->uptime_ns).text);
-	kv_emit_line(e, "event loop %s; heap %s, %s; %" PRIu64 " client%s, %" PRIu64 " session%s",
-		     d->event_loop, d->heap, kv_words_bytes(d->heap_bytes).text, d->n_clients,
-		     d->n_clients == 1 ? "" : "s", d->n_sessions, d->n_sessions == 1 ? "" : "s");
-	if (!*d->event_loop_why)
-		return 2;
-	kv_emit_line(e, "no io_uring: %s", d->event_loop_why);
+	kv_emit_line(e, "event loop: %s (%s)", d->event_loop, d->event_loop_why);
+	kv_emit_line(e, "heap: %s, %s; %" PRIu64 " client%s, %" PRIu64 " session%s", d->heap,
+		     kv_words_bytes(d->heap_bytes).text, d->n_clients, d->n_clients == 1 ? "" : "s",
+		     d->n_sessions, d->n_sessions == 1 ? "" : "s");
 	return 3;
 }
 
@@ -131,9 +129,10 @@ static unsigned show_gpus(struct kv_emit *e, const struct snapshot *s)
 	}
 	kv_emit_table(e);
 	for (const struct kv_gpu_stats *g = s->gpus; g < s->gpus + s->n_gpus; g++) {
-		if (!*g->export_why)
+		/* Nothing to tell of what is usual. */
+		if (strcmp(g->export_kind, "ipc"))
 			continue;
-		kv_emit_line(e, "gpu %" PRIu64 " not by vmm: %s", g->index, g->export_why);
+		kv_emit_line(e, "gpu %" PRIu64 ": %s", g->index, g->export_why);
 		n_lines++;
 	}
 	return n_lines;
