@@ -7,6 +7,7 @@
 #define KV_INTERNAL_ARENA_EXPORT_H
 
 #include <stdint.h>
+#include <stdio.h>
 
 #define KV_UUID_BYTES 16
 #define KV_IPC_HANDLE_BYTES 64
@@ -28,6 +29,17 @@ struct kv_arena_export {
 	int32_t owner_pid; /* of the process that made it */
 	uint32_t reserved;
 };
+
+/* "GPU-01234567-89ab-cdef-0123-456789abcdef": 40 characters and the NUL */
+static inline void kv_uuid_format(const uint8_t uuid[KV_UUID_BYTES], char text[41])
+{
+	const uint8_t *u = uuid;
+
+	snprintf(text, 41,
+		 "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
+		 u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
+		 u[15]);
+}
 
 static inline const char *kv_export_name(uint32_t kind)
 {

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "include/internal/error.h"
+#include "include/internal/public.h"
 
 static _Thread_local char text[KV_ERROR_BYTES];
 
@@ -16,7 +17,7 @@ int kv_error(int r, const char *format, ...)
 	return r;
 }
 
-const char *kv_error_text(void)
+KV_PUBLIC const char *kv_error_text(void)
 {
 	return text;
 }

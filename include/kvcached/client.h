@@ -79,7 +79,7 @@ struct kv_gpu {
 	int32_t index;	    /* what pool options call it */
 	int32_t device;	    /* enum kv_device */
 	char name[64];	    /* "NVIDIA H200", "host memory" */
-	char uuid[40];	    /* "GPU-xxxxxxxx-...", "" for host memory */
+	char uuid[48];	    /* "GPU-xxxxxxxx-...", "" for host memory */
 	char export_kind[8]; /* "vmm", "ipc", "host" */
 	uint64_t arena_bytes;
 };

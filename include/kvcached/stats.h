@@ -33,7 +33,7 @@ struct kv_daemon_stats {
 struct kv_gpu_stats {
 	uint64_t index;
 	char name[64];
-	char uuid[40];
+	char uuid[48];
 	char export_kind[8];
 	char export_why[96]; /* what the probe found, where vmm isn't used */
 	uint64_t bytes_arena;

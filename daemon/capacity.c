@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who gets memory. A pool that needs n free blocks gets them, in this order, from
+ *   1. extents that nobody owns, up to its maximum, others' guaranteed minimum left alone;
+ *   2. its own cached blocks that nobody holds, least recently used first;
+ *   3. extents of other pools above their minimum: empty ones, then what eviction empties.
+ * Extents of step 3 are zeroed by the mover before they are handed out: the request waits for that.
+ * All or nothing: where the whole can't be had, nothing of the asking pool's cache is given up.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "include/internal/error.h"
+#include "include/internal/socket.h"
+
+/* A pool grows by at least this much at a time, so that its extents lie together. */
+#define GROW_BYTES ((uint64_t)32 << 20)
+/* How long a request may wait for zeroing, beyond its own timeout. */
+#define SCRUB_WAIT (5 * KV_SEC)
+/* Clients unpin without a message: who waits for room looks again after so long. */
+#define LOOK_AGAIN (KV_MSEC)
+
+static uint32_t extents_for(const struct kv_pool *pool, uint64_t bytes)
+{
+	uint64_t size = pool->daemon->extents.bytes;
+
+	return (uint32_t)((bytes + size - 1) / size);
+}
+
+/* Extents that pools other than @pool may still claim as their minimum. */
+static uint32_t promised_to_others(const struct kv_pool *pool)
+{
+	struct kv_daemon *d = pool->daemon;
+	uint32_t n = 0;
+
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
+		uint32_t min = extents_for(other, other->min_bytes);
+
+		if (other != pool && other->gpu_mask & pool->gpu_mask && min > other->n_extents)
+			n += min - other->n_extents;
+	}
+	return n;
+}
+
+static bool covered(const struct kv_pool *pool, int32_t id)
+{
+	const struct kv_extents *e = &pool->daemon->extents;
+	uint64_t first = (uint64_t)id * pool->block_bytes / e->bytes;
+	uint64_t last = ((uint64_t)(id + 1) * pool->block_bytes - 1) / e->bytes;
+	uint32_t gpu = (uint32_t)__builtin_ctz(pool->gpu_mask);
+
+	for (uint64_t i = first; i <= last; i++) {
+		if (!kv_extents_owned(e, gpu, (uint32_t)i, (uint32_t)pool->id))
+			return false;
+	}
+	return true;
+}
+
+/* Blocks that lie wholly in extents of the pool, now that [first, first + n) has come. */
+static int add_blocks(struct kv_pool *pool, uint32_t first, uint32_t n)
+{
+	uint64_t size = pool->daemon->extents.bytes;
+	uint64_t id = (uint64_t)first * size / pool->block_bytes;
+	uint64_t end = (((uint64_t)first + n) * size + pool->block_bytes - 1) / pool->block_bytes;
+
+	for (; id < end && id < pool->head->id_limit; id++) {
+		int r;
+
+		if (!kv_books_is_absent(&pool->books, (int32_t)id) || !covered(pool, (int32_t)id))
+			continue;
+		if (pool->books.n_total == pool->max_blocks && (int32_t)id != pool->head->null_block)
+			break;
+		r = kv_books_add(&pool->books, (int32_t)id);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+int kv_capacity_first(struct kv_pool *pool, uint64_t slab_bytes)
+{
+	struct kv_extents *e = &pool->daemon->extents;
+	uint32_t spare = promised_to_others(pool);
+	uint64_t own = slab_bytes ? slab_bytes : 2 * pool->block_bytes;
+	uint32_t n = extents_for(pool, own), first, clean = kv_extents_available(e, pool->gpu_mask, false);
+	int r;
+
+	/* A block may begin in the middle of an extent: one more is needed to cover it wherever. */
+	if (!slab_bytes && e->bytes % pool->block_bytes)
+		n++;
+	if (clean < n + spare || !kv_extents_find(e, pool->gpu_mask, n, n, &first)) {
+		if (kv_extents_available(e, pool->gpu_mask, true) > clean)
+			return -EAGAIN;
+		return kv_error(-ENOMEM,
+				"pool '%s' needs %u extents of %llu bytes in a row, %u are free and %u "
+				"of these promised to other pools",
+				pool->name, n, (unsigned long long)e->bytes, clean, spare);
+	}
+	kv_extents_take(e, pool->gpu_mask, first, n, (uint32_t)pool->id);
+	pool->n_extents = n;
+
+	if (slab_bytes) {
+		pool->slab_offset = (uint64_t)first * e->bytes;
+		pool->head->null_block = 0;
+		for (uint32_t id = 0; id < pool->slab_blocks; id++) {
+			r = kv_books_add(&pool->books, (int32_t)id);
+			if (r < 0)
+				return r;
+		}
+		return 0;
+	}
+	pool->head->null_block = (int32_t)(((uint64_t)first * e->bytes + pool->block_bytes - 1) /
+					   pool->block_bytes);
+	return add_blocks(pool, first, n);
+}
+
+void kv_capacity_release(struct kv_pool *pool)
+{
+	struct kv_extents *e = &pool->daemon->extents;
+
+	for (uint32_t g = 0; g < pool->daemon->n_gpus; g++) {
+		for (uint32_t i = 0; i < e->n[g]; i++) {
+			if (kv_extents_owned(e, g, i, (uint32_t)pool->id))
+				kv_extents_give(e, 1u << g, i, 1);
+		}
+	}
+	pool->n_extents = 0;
+	kv_mover_scrub(pool->daemon);
+}
+
+/* Blocks that the pool would still have to get to own @n free ones. */
+static uint64_t lacking(const struct kv_pool *pool, uint32_t n)
+{
+	return n > pool->books.n_free ? n - pool->books.n_free : 0;
+}
+
+/* Step 1. Takes runs of clean extents until @n blocks are free or there are no more. */
+static int grow(struct kv_pool *pool, uint32_t n)
+{
+	struct kv_extents *e = &pool->daemon->extents;
+
+	while (lacking(pool, n) && pool->books.n_total < pool->max_blocks) {
+		uint64_t bytes = lacking(pool, n) * pool->block_bytes + pool->block_bytes;
+		uint32_t clean = kv_extents_available(e, pool->gpu_mask, false);
+		uint32_t spare = promised_to_others(pool), first, got;
+		uint32_t limit = extents_for(pool, pool->max_bytes) + 1;
+		uint32_t before = pool->books.n_total;
+
+		if (clean <= spare || pool->n_extents >= limit)
+			return 0;
+		got = extents_for(pool, bytes < GROW_BYTES ? GROW_BYTES : bytes);
+		got = got < clean - spare ? got : clean - spare;
+		got = got < limit - pool->n_extents ? got : limit - pool->n_extents;
+		got = kv_extents_find(e, pool->gpu_mask, extents_for(pool, pool->block_bytes), got,
+				      &first);
+		if (!got)
+			return 0;
+		kv_extents_take(e, pool->gpu_mask, first, got, (uint32_t)pool->id);
+		pool->n_extents += got;
+		if (add_blocks(pool, first, got) < 0)
+			return -ENOMEM;
+		if (pool->books.n_total == before)
+			return 0;
+	}
+	return 0;
+}
+
+/* Gives back extents in which every block is free. Return: how many. */
+static uint32_t shed(struct kv_pool *pool, uint32_t n)
+{
+	struct kv_extents *e = &pool->daemon->extents;
+	uint32_t gpu = (uint32_t)__builtin_ctz(pool->gpu_mask), done = 0;
+	uint32_t keep = extents_for(pool, pool->min_bytes);
+
+	for (uint32_t i = 0; i < e->n[gpu] && done < n && pool->n_extents > keep; i++) {
+		uint64_t first = (uint64_t)i * e->bytes / pool->block_bytes;
+		uint64_t end = ((uint64_t)(i + 1) * e->bytes + pool->block_bytes - 1) /
+			       pool->block_bytes;
+		bool empty = kv_extents_owned(e, gpu, i, (uint32_t)pool->id);
+
+		for (uint64_t id = first; empty && id < end && id < pool->head->id_limit; id++)
+			empty = kv_books_is_free(&pool->books, (int32_t)id) ||
+				kv_books_is_absent(&pool->books, (int32_t)id);
+		if (!empty)
+			continue;
+		kv_books_remove(&pool->books, (int32_t)first, (int32_t)(end - first));
+		kv_extents_give(e, pool->gpu_mask, i, 1);
+		pool->n_extents--;
+		done++;
+	}
+	return done;
+}
+
+/* Step 3. Return: whether any extent is on its way to becoming clean. */
+static bool take_from_others(struct kv_pool *pool, uint32_t n_extents)
+{
+	struct kv_daemon *d = pool->daemon;
+	uint32_t done = 0;
+
+	for (int evicting = 0; evicting < 2; evicting++) {
+		for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+			struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
+
+			if (other == pool || !(other->gpu_mask & pool->gpu_mask) ||
+			    other->layout.kind != KV_LAYOUT_FLAT)
+				continue;
+			done += shed(other, n_extents - done);
+			while (evicting && done < n_extents &&
+			       kv_books_evict(&other->books, other->books.n_cached / 4 + 1, false))
+				done += shed(other, n_extents - done);
+			if (done >= n_extents)
+				break;
+		}
+		if (done >= n_extents)
+			break;
+	}
+	kv_mover_scrub(d);
+	return done;
+}
+
+/* Could @pool own @n_extents more, if all that is dirty were clean? */
+static bool may_get(const struct kv_pool *pool, uint32_t n_extents)
+{
+	uint32_t have = kv_extents_available(&pool->daemon->extents, pool->gpu_mask, true);
+
+	return have >= promised_to_others(pool) + n_extents &&
+	       have > kv_extents_available(&pool->daemon->extents, pool->gpu_mask, false);
+}
+
+int kv_capacity_room(struct kv_pool *pool, uint32_t n, bool all)
+{
+	uint64_t need;
+	uint32_t n_extents;
+
+	if (n > pool->max_blocks)
+		return KV_TOO_LARGE;
+	if (grow(pool, n) < 0)
+		return KV_NO_ROOM;
+	need = lacking(pool, n);
+	if (!need || kv_books_evict(&pool->books, (uint32_t)need, all) >= need)
+		return 0;
+	if (!all || pool->books.n_total >= pool->max_blocks || pool->layout.kind == KV_LAYOUT_PAGED)
+		return KV_NO_ROOM;
+
+	n_extents = extents_for(pool, need * pool->block_bytes + pool->block_bytes);
+	if (!may_get(pool, n_extents))
+		take_from_others(pool, n_extents);
+	return may_get(pool, n_extents) ? -EAGAIN : KV_NO_ROOM;
+}
+
+void kv_capacity_wait(struct kv_session *session)
+{
+	kv_list_append(&session->pool->waiters, &session->waiter);
+	kv_timer_set(session->peer->daemon->waiter_timer, LOOK_AGAIN);
+}
+
+/* Answers a waiter if it can be answered. True: it is done with. */
+static bool serve(struct kv_session *session)
+{
+	struct kv_pool *pool = session->pool;
+	int64_t now = kv_now();
+	struct kv_msg_leased reply = { .n = session->want_n };
+	int r = kv_capacity_room(pool, session->want_n, true);
+
+	if (r == -EAGAIN && now < session->want_scrub_deadline)
+		return false;
+	if (r && r != KV_TOO_LARGE && now < session->want_deadline)
+		return false;
+
+	if (!r) {
+		uint32_t extra = pool->books.n_free - session->want_n;
+
+		extra = extra < session->want_extra ? extra : session->want_extra;
+		reply.n += extra;
+		kv_session_post(session, reply.n);
+	} else {
+		reply.answer = r == KV_TOO_LARGE ? r : KV_NO_ROOM;
+		reply.n = 0;
+		pool->n_no_room++;
+	}
+	kv_link_unlink(&session->waiter);
+	kv_wire_init(&reply.head, KV_MSG_LEASED, sizeof(reply), session->want_tag);
+	kv_peer_send(session->peer, &reply, sizeof(reply), NULL, 0);
+	return true;
+}
+
+static void serve_pool(struct kv_pool *pool)
+{
+	/* In order of arrival: a large request is not starved by small ones behind it. */
+	while (!kv_link_is_alone(&pool->waiters)) {
+		struct kv_session *first =
+			kv_container_of(pool->waiters.next, struct kv_session, waiter);
+
+		if (!serve(first))
+			break;
+	}
+}
+
+void kv_capacity_serve(struct kv_daemon *d, struct kv_pool *pool)
+{
+	bool waiting = false;
+
+	if (pool) {
+		serve_pool(pool);
+		return;
+	}
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_pool *p = kv_container_of(l, struct kv_pool, link);
+
+		serve_pool(p);
+		waiting |= !kv_link_is_alone(&p->waiters);
+	}
+	if (waiting)
+		kv_timer_set(d->waiter_timer, LOOK_AGAIN);
+}
+
+void kv_capacity_magazines(struct kv_pool *pool)
+{
+	/* All magazines together hold at most a sixteenth of the pool: idle blocks are few. */
+	uint64_t n = pool->n_sessions ? pool->max_blocks / (16 * pool->n_sessions) : 0;
+
+	for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++) {
+		if (pool->slots[i])
+			kv_store_relaxed(&pool->slots[i]->shm->n_magazine,
+					 (uint32_t)(n > 256 ? 256 : n));
+	}
+}

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What operators ask for: stats, the check of the books, dropping what a pool has cached. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+#include "daemon/heap.h"
+#include "daemon/log.h"
+#include "include/internal/cleanup.h"
+#include "include/internal/socket.h"
+
+static void copy_text(char *to, size_t size, const char *from)
+{
+	snprintf(to, size, "%s", from);
+}
+
+static uint32_t daemon_stats(struct kv_daemon *d, uint32_t first, uint32_t n, void *items)
+{
+	struct kv_daemon_stats *s = items;
+
+	if (first || !n)
+		return 0;
+	copy_text(s->version, sizeof(s->version), kv_version());
+	copy_text(s->event_loop, sizeof(s->event_loop), kv_loop_name(d->loop));
+	copy_text(s->event_loop_why, sizeof(s->event_loop_why), kv_loop_why(d->loop));
+	copy_text(s->heap, sizeof(s->heap), kv_heap_name());
+	s->boot_nonce = d->boot_nonce;
+	s->pid = (uint64_t)getpid();
+	s->uptime_ns = (uint64_t)(kv_now() - d->started_ns);
+	s->n_gpus = d->n_gpus;
+	s->n_pools = d->n_pools;
+	s->n_clients = d->n_peers;
+	s->n_sessions = d->n_sessions;
+	s->heap_bytes = kv_heap_bytes();
+	return 1;
+}
+
+static void one_gpu(struct kv_daemon *d, uint32_t i, struct kv_gpu_stats *s)
+{
+	const struct kv_gpu_unit *gpu = &d->gpus[i];
+	const struct kv_extents *e = &d->extents;
+
+	s->index = i;
+	copy_text(s->name, sizeof(s->name), gpu->info.name);
+	if (gpu->arena->export.kind != KV_EXPORT_HOST)
+		kv_uuid_format(gpu->arena->export.uuid, s->uuid);
+	copy_text(s->export_kind, sizeof(s->export_kind), kv_export_name(gpu->arena->export.kind));
+	copy_text(s->export_why, sizeof(s->export_why), gpu->export_why);
+	s->bytes_arena = (uint64_t)e->n[i] * e->bytes;
+	s->bytes_pools = e->n_state[i][KV_EXTENT_OWNED] * e->bytes;
+	s->bytes_scrubbing = (e->n_state[i][KV_EXTENT_DIRTY] + e->n_state[i][KV_EXTENT_SCRUBBING]) *
+			     e->bytes;
+	s->bytes_free = e->n_state[i][KV_EXTENT_CLEAN] * e->bytes;
+	s->bytes_extent = e->bytes;
+	s->mover_pid = kv_mover_pid(gpu->mover);
+	s->scrubbed_bytes_total = kv_mover_scrubbed(gpu->mover);
+}
+
+static uint32_t gpu_stats(struct kv_daemon *d, uint32_t first, uint32_t n, void *items)
+{
+	struct kv_gpu_stats *s = items;
+	uint32_t done = 0;
+
+	for (uint32_t i = first; i < d->n_gpus && done < n; i++)
+		one_gpu(d, i, &s[done++]);
+	return done;
+}
+
+static void one_pool(const struct kv_pool *pool, struct kv_pool_stats *s)
+{
+	const struct kv_books *b = &pool->books;
+
+	s->id = pool->id;
+	copy_text(s->name, sizeof(s->name), pool->name);
+	copy_text(s->model, sizeof(s->model), pool->model);
+	copy_text(s->revision, sizeof(s->revision), pool->revision);
+	copy_text(s->name_space, sizeof(s->name_space), pool->name_space);
+	copy_text(s->layout, sizeof(s->layout),
+		  pool->layout.kind == KV_LAYOUT_FLAT ? "flat" : "paged");
+	s->gpu_mask = pool->gpu_mask;
+	s->tp_ranks = pool->tp_ranks;
+	s->block_tokens = pool->layout.block_tokens;
+	s->block_bytes = pool->block_bytes;
+	s->n_sessions = pool->n_sessions;
+	s->min_bytes = pool->min_bytes;
+	s->max_bytes = pool->max_bytes;
+	s->extent_bytes = (uint64_t)pool->n_extents * pool->daemon->extents.bytes;
+	s->blocks_total = b->n_total;
+	s->blocks_free = b->n_free;
+	s->blocks_leased = b->n_leased;
+	s->blocks_cached = b->n_cached;
+	s->blocks_cached_held = kv_books_count(b, NULL, NULL);
+	s->blocks_quarantined = b->n_quarantined;
+	s->lookup_tokens_total = pool->lookup_tokens;
+	s->hit_tokens_total = pool->hit_tokens;
+	for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++) {
+		if (!pool->slots[i])
+			continue;
+		s->lookup_tokens_total += kv_load_relaxed(&pool->slots[i]->shm->lookup_tokens);
+		s->hit_tokens_total += kv_load_relaxed(&pool->slots[i]->shm->hit_tokens);
+	}
+	s->published_total = b->n_published;
+	s->duplicates_total = b->n_duplicates;
+	s->evictions_total = b->n_evicted;
+	s->grants_total = b->n_granted;
+	s->no_room_total = pool->n_no_room;
+	for (struct kv_link *l = pool->waiters.next; l != &pool->waiters; l = l->next)
+		s->waiting++;
+}
+
+static uint32_t pool_stats(struct kv_daemon *d, uint32_t first, uint32_t n, void *items)
+{
+	struct kv_pool_stats *s = items;
+	uint32_t i = 0, done = 0;
+
+	for (struct kv_link *l = d->pools.next; l != &d->pools && done < n; l = l->next) {
+		if (i++ >= first)
+			one_pool(kv_container_of(l, struct kv_pool, link), &s[done++]);
+	}
+	return done;
+}
+
+static void one_session(const struct kv_session *session, uint32_t leased, uint32_t held,
+			struct kv_session_stats *s)
+{
+	s->id = session->id;
+	s->pool_id = session->pool->id;
+	copy_text(s->pool, sizeof(s->pool), session->pool->name);
+	copy_text(s->client, sizeof(s->client), session->peer->name);
+	copy_text(s->state, sizeof(s->state), session->peer->fd < 0 ? "dying" : "live");
+	s->pid = (uint64_t)session->peer->pid;
+	s->uid = session->peer->uid;
+	s->slot = session->slot;
+	s->since_ns = (uint64_t)(kv_now() - session->since_ns);
+	s->blocks_leased = leased;
+	s->blocks_idle = kv_load_relaxed(&session->shm->n_idle);
+	s->blocks_held = held;
+	s->lookup_tokens_total = kv_load_relaxed(&session->shm->lookup_tokens);
+	s->hit_tokens_total = kv_load_relaxed(&session->shm->hit_tokens);
+	s->published_total = session->n_published;
+}
+
+static uint32_t session_stats(struct kv_daemon *d, uint32_t first, uint32_t n, void *items)
+{
+	struct kv_session_stats *s = items;
+	uint32_t i = 0, done = 0;
+
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
+		uint32_t leased[KV_MAX_SESSIONS] = { 0 }, held[KV_MAX_SESSIONS] = { 0 };
+
+		kv_books_count(&pool->books, leased, held);
+		for (uint32_t k = 0; k < KV_MAX_SESSIONS; k++) {
+			if (pool->slots[k] && i++ >= first && done < n)
+				one_session(pool->slots[k], leased[k], held[k], &s[done++]);
+		}
+	}
+	return done;
+}
+
+void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg)
+{
+	static const struct {
+		uint32_t item_bytes;
+		uint32_t (*fill)(struct kv_daemon *d, uint32_t first, uint32_t n, void *items);
+	} kinds[] = {
+		[KV_STAT_DAEMON] = { sizeof(struct kv_daemon_stats), daemon_stats },
+		[KV_STAT_GPU] = { sizeof(struct kv_gpu_stats), gpu_stats },
+		[KV_STAT_POOL] = { sizeof(struct kv_pool_stats), pool_stats },
+		[KV_STAT_SESSION] = { sizeof(struct kv_session_stats), session_stats },
+	};
+	struct kv_daemon *d = peer->daemon;
+	uint32_t totals[] = { [KV_STAT_DAEMON] = 1, [KV_STAT_GPU] = d->n_gpus,
+			      [KV_STAT_POOL] = d->n_pools, [KV_STAT_SESSION] = d->n_sessions };
+	kv_cleanup(kv_freep) struct kv_msg_stats_part *reply = calloc(1, KV_WIRE_MAX);
+	uint32_t most, end, size;
+
+	if (!reply || msg->kind >= sizeof(kinds) / sizeof(kinds[0])) {
+		kv_peer_error(peer, msg->head.tag, reply ? -EINVAL : -ENOMEM, "stats: no kind %u",
+			      msg->kind);
+		return;
+	}
+	reply->item_bytes = kinds[msg->kind].item_bytes;
+	most = (KV_WIRE_MAX - (uint32_t)sizeof(*reply)) / reply->item_bytes;
+	reply->n = kinds[msg->kind].fill(d, msg->first, most, reply->items);
+	end = msg->first + reply->n;
+	reply->left = reply->n && end < totals[msg->kind] ? totals[msg->kind] - end : 0;
+	size = (uint32_t)sizeof(*reply) + reply->n * reply->item_bytes;
+	kv_wire_init(&reply->head, KV_MSG_STATS_PART, size, msg->head.tag);
+	kv_peer_send(peer, reply, size, NULL, 0);
+}
+
+void kv_control_check(struct kv_peer *peer, uint32_t tag)
+{
+	struct kv_daemon *d = peer->daemon;
+	struct kv_msg_checked reply = { 0 };
+	struct kv_check_result *result = &reply.result;
+	uint64_t owned = 0, counted = 0;
+
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
+		bool live[KV_MAX_SESSIONS];
+		char text[128] = "";
+		uint64_t n;
+
+		for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++)
+			live[i] = pool->slots[i];
+		n = kv_books_check(&pool->books, live, text, sizeof(text));
+		if (n && !result->n_errors)
+			snprintf(result->first_error, sizeof(result->first_error), "pool '%s': %s",
+				 pool->name, text);
+		result->n_errors += n;
+		result->n_pools++;
+		result->n_blocks += pool->books.n_total;
+		owned += (uint64_t)pool->n_extents * (uint64_t)__builtin_popcount(pool->gpu_mask);
+	}
+	for (uint32_t g = 0; g < d->n_gpus; g++)
+		counted += d->extents.n_state[g][KV_EXTENT_OWNED];
+	if (kv_extents_check(&d->extents) || owned != counted) {
+		if (!result->n_errors)
+			snprintf(result->first_error, sizeof(result->first_error),
+				 "pools own %llu extents, the map says %llu",
+				 (unsigned long long)owned, (unsigned long long)counted);
+		result->n_errors++;
+	}
+	if (result->n_errors)
+		kv_log(KV_LOG_ERROR, "check: %llu errors; first: %s",
+		       (unsigned long long)result->n_errors, result->first_error);
+	kv_wire_init(&reply.head, KV_MSG_CHECKED, sizeof(reply), tag);
+	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
+}
+
+void kv_control_drop(struct kv_peer *peer, const struct kv_msg_drop *msg)
+{
+	struct kv_pool *pool = kv_pool_find(peer->daemon, msg->name);
+	struct kv_msg_plain reply;
+	uint32_t n;
+
+	if (!pool) {
+		kv_peer_error(peer, msg->head.tag, -ENOENT, "there is no pool '%s'", msg->name);
+		return;
+	}
+	n = kv_books_evict(&pool->books, pool->books.n_cached, false);
+	kv_log(KV_LOG_INFO, "pool '%s': %u cached blocks dropped on request", pool->name, n);
+	if (!pool->n_sessions)
+		kv_pool_free(pool);
+	else
+		kv_capacity_serve(peer->daemon, pool);
+	kv_wire_init(&reply.head, KV_MSG_OK, sizeof(reply), msg->head.tag);
+	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
+}

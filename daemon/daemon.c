@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Starting and stopping: arenas, loop, movers, the socket. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+#include "daemon/heap.h"
+#include "daemon/log.h"
+#include "include/internal/cleanup.h"
+#include "include/internal/error.h"
+#include "include/internal/socket.h"
+
+#define MIB ((uint64_t)1 << 20)
+#define ACCEPTS_A_TURN 32
+#define ACCEPT_PAUSE (50 * KV_MSEC)
+
+/* Extents: 2 MiB, or what cuts the largest arena into about 4,096. */
+static uint64_t extent_size(const uint64_t *arena_bytes, uint32_t n)
+{
+	uint64_t size = 2 * MIB;
+
+	for (uint32_t i = 0; i < n; i++) {
+		while (arena_bytes[i] / size > 4096)
+			size *= 2;
+	}
+	return size;
+}
+
+static int wanted_bytes(const struct kv_config *c, const struct kv_device_info *info, uint64_t *ret)
+{
+	uint64_t bytes = c->host ? c->host_bytes :
+			 c->reserve_bytes ? c->reserve_bytes :
+					    (uint64_t)((double)info->free_bytes * c->reserve_share);
+
+	bytes = bytes / KV_ARENA_UNIT * KV_ARENA_UNIT;
+	if (!bytes)
+		return kv_error(-EINVAL, "%s: less than 2 MiB to reserve (%llu bytes are free)",
+				c->host ? "--host" : "--reserve",
+				(unsigned long long)info->free_bytes);
+	*ret = bytes;
+	return 0;
+}
+
+static int make_arenas(struct kv_daemon *d)
+{
+	const struct kv_config *c = &d->config;
+	uint64_t bytes[KV_MAX_GPUS];
+	uint32_t n = c->host ? 1 : c->n_gpus;
+	int r;
+
+	for (uint32_t i = 0; i < n; i++) {
+		struct kv_gpu_unit *gpu = &d->gpus[i];
+		int ordinal = c->host ? 0 : c->gpus[i];
+
+		gpu->ops = c->host ? &kv_device_host : &kv_device_cuda;
+		r = gpu->ops->info(ordinal, &gpu->info);
+		if (r < 0)
+			return r;
+		r = wanted_bytes(c, &gpu->info, &bytes[i]);
+		if (r < 0)
+			return r;
+		r = gpu->ops->arena_new(ordinal, bytes[i], c->export_kind, c->granule_bytes,
+					&gpu->arena);
+		if (r < 0)
+			return r;
+		d->n_gpus = i + 1;
+		snprintf(gpu->export_why, sizeof(gpu->export_why), "%.95s", gpu->arena->why);
+		kv_log(KV_LOG_INFO, "device %u: %s, arena of %llu MiB, exported by %s (%s)", i,
+		       gpu->info.name, (unsigned long long)(bytes[i] / MIB),
+		       kv_export_name(gpu->arena->export.kind), gpu->arena->why);
+	}
+	/* A memfd is born zero. Of device memory nobody promises that: its movers zero it first. */
+	return kv_extents_init(&d->extents, n, bytes, extent_size(bytes, n), c->host);
+}
+
+static int listen_on(const struct kv_config *c, int *ret)
+{
+	kv_cleanup(kv_closep) int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	mode_t mask;
+	int r;
+
+	if (fd < 0)
+		return -errno;
+	if (strlen(c->socket) >= sizeof(address.sun_path))
+		return kv_error(-ENAMETOOLONG, "--socket: '%s' has %zu bytes, at most %zu are allowed",
+				c->socket, strlen(c->socket), sizeof(address.sun_path) - 1);
+	strcpy(address.sun_path, c->socket);
+
+	if (!connect(fd, (struct sockaddr *)&address, sizeof(address)))
+		return kv_error(-EADDRINUSE, "--socket: another daemon listens on '%s'", c->socket);
+	if (errno == ECONNREFUSED)
+		unlink(c->socket); /* of a daemon that was killed */
+	fd = kv_close(fd);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return -errno;
+
+	/* It has its mode from the first moment on. */
+	mask = umask(0777 & ~(mode_t)c->socket_mode);
+	r = bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ? -errno : 0;
+	umask(mask);
+	if (r < 0)
+		return kv_error(r, "--socket: '%s': %s", c->socket, strerror(-r));
+	if (listen(fd, 256) < 0)
+		return -errno;
+	*ret = kv_steal_fd(&fd);
+	return 0;
+}
+
+static void on_connection(uint32_t events, void *arg)
+{
+	struct kv_daemon *d = arg;
+
+	(void)events;
+	for (int i = 0; i < ACCEPTS_A_TURN; i++) {
+		int fd = accept4(d->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd < 0) {
+			if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
+				kv_log(KV_LOG_WARN, "no descriptor for another client (%s): accepting "
+				       "pauses", strerror(errno));
+				kv_watch_events(d->listen_watch, 0);
+				kv_timer_set(d->accept_timer, ACCEPT_PAUSE);
+			}
+			return;
+		}
+		if (d->n_peers >= d->config.max_clients) {
+			struct kv_msg_error msg = { .error = -EAGAIN };
+
+			snprintf(msg.text, sizeof(msg.text),
+				 "kvcached has %u clients, the most it accepts (--max-clients)",
+				 d->n_peers);
+			kv_wire_init(&msg.head, KV_MSG_ERROR, sizeof(msg), 0);
+			kv_socket_send(fd, &msg, sizeof(msg), NULL, 0, 1);
+			kv_close(fd);
+			continue;
+		}
+		kv_peer_accept(d, fd);
+	}
+}
+
+static void accept_again(void *arg)
+{
+	struct kv_daemon *d = arg;
+
+	kv_watch_events(d->listen_watch, KV_LOOP_IN);
+}
+
+static void look_again(void *arg)
+{
+	kv_capacity_serve(arg, NULL);
+}
+
+static void on_signal(const struct signalfd_siginfo *info, void *arg)
+{
+	struct kv_daemon *d = arg;
+
+	kv_log(KV_LOG_INFO, "signal %u: stopping", info->ssi_signo);
+	kv_loop_stop(d->loop);
+}
+
+static int start_loop(struct kv_daemon *d)
+{
+	sigset_t set;
+	int r = kv_loop_new((enum kv_loop_kind)d->config.loop_kind, &d->loop);
+
+	if (r < 0)
+		return r;
+	kv_log(KV_LOG_INFO, "event loop: %s (%s)", kv_loop_name(d->loop), kv_loop_why(d->loop));
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	r = kv_loop_signals(d->loop, &set, on_signal, d, &d->signals);
+	if (!r)
+		r = kv_timer_new(d->loop, accept_again, d, &d->accept_timer);
+	if (!r)
+		r = kv_timer_new(d->loop, look_again, d, &d->waiter_timer);
+	return r;
+}
+
+static void raise_fd_limit(void)
+{
+	struct rlimit limit;
+
+	if (!getrlimit(RLIMIT_NOFILE, &limit)) {
+		limit.rlim_cur = limit.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &limit);
+	}
+}
+
+int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
+{
+	int r;
+
+	memset(d, 0, sizeof(*d));
+	d->config = *config;
+	d->listen_fd = -1;
+	kv_link_init(&d->peers);
+	kv_link_init(&d->pools);
+	d->next_peer_id = d->next_session_id = d->next_pool_id = 1;
+	d->started_ns = kv_now();
+	if (getrandom(&d->boot_nonce, sizeof(d->boot_nonce), 0) != sizeof(d->boot_nonce))
+		return kv_error(-EIO, "getrandom: %s", strerror(errno));
+	raise_fd_limit();
+	signal(SIGPIPE, SIG_IGN);
+
+	/* The socket first: a second daemon must not take memory before it finds out. */
+	r = listen_on(&d->config, &d->listen_fd);
+	if (!r)
+		r = make_arenas(d);
+	if (!r)
+		r = start_loop(d);
+	for (uint32_t i = 0; !r && i < d->n_gpus; i++)
+		r = kv_mover_start(d, i);
+	if (!r)
+		r = kv_loop_watch(d->loop, d->listen_fd, KV_LOOP_IN, on_connection, d,
+				  &d->listen_watch);
+	if (!r)
+		kv_log(KV_LOG_INFO, "listening on %s", d->config.socket);
+	return r;
+}
+
+void kv_daemon_stop(struct kv_daemon *d)
+{
+	d->listen_watch = kv_watch_free(d->listen_watch);
+	if (d->listen_fd >= 0)
+		unlink(d->config.socket);
+	d->listen_fd = kv_close(d->listen_fd);
+	while (!kv_link_is_alone(&d->peers))
+		kv_peer_free(kv_container_of(d->peers.next, struct kv_peer, link));
+	for (uint32_t i = 0; i < d->n_gpus; i++)
+		kv_mover_stop(&d->gpus[i]);
+	while (!kv_link_is_alone(&d->pools))
+		kv_pool_free(kv_container_of(d->pools.next, struct kv_pool, link));
+	kv_timer_free(d->accept_timer);
+	kv_timer_free(d->waiter_timer);
+	kv_signals_free(d->signals);
+	kv_loop_free(d->loop);
+	kv_extents_deinit(&d->extents);
+	for (uint32_t i = 0; i < d->n_gpus; i++)
+		d->gpus[i].ops->arena_free(d->gpus[i].arena);
+}

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the worker process owns, and who does what with it.
+ *
+ *   kv_daemon -- gpus[] -- arena, mover           device_*.c, mover.c
+ *      |    `--- extents                          alloc/extent.h; capacity.c decides
+ *      |-- peers  (connections)                   peer.c: messages in and out, life and death
+ *      |      `-- session (one pool opened)       session.c: rings, leases
+ *      `-- pools  (by name)                       registry.c: identity, memfds; alloc/pool.h: books
+ *                                                 control.c: stats, check, drop
+ *
+ * One thread, one loop. Nothing here waits: what can't be answered now is kept as a waiter with a
+ * deadline (capacity.c).
+ */
+#ifndef KV_DAEMON_DAEMON_H
+#define KV_DAEMON_DAEMON_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "alloc/extent.h"
+#include "alloc/pool.h"
+#include "daemon/device.h"
+#include "daemon/loop.h"
+#include "include/internal/list.h"
+#include "include/internal/shm.h"
+#include "include/internal/wire.h"
+
+struct kv_daemon;
+struct kv_mover;
+struct kv_peer;
+struct kv_pool;
+struct kv_session;
+
+struct kv_config {
+	const char *socket;	/* path */
+	uint32_t socket_mode;
+	uint32_t max_clients;
+	bool host;		/* host memory instead of GPUs */
+	uint64_t host_bytes;
+	uint32_t n_gpus;
+	int gpus[KV_MAX_GPUS];
+	double reserve_share;	/* of a GPU's free memory, or */
+	uint64_t reserve_bytes; /* so many bytes of each */
+	uint32_t export_kind;	/* 0: auto */
+	uint64_t granule_bytes;
+	int loop_kind;
+};
+
+struct kv_gpu_unit {
+	const struct kv_device_ops *ops;
+	struct kv_device_info info;
+	struct kv_arena *arena;
+	struct kv_mover *mover;
+	char export_why[96];
+};
+
+struct kv_daemon {
+	struct kv_config config;
+	struct kv_loop *loop;
+	int listen_fd;
+	struct kv_watch *listen_watch;
+	struct kv_signals *signals;
+	struct kv_timer *accept_timer; /* accepting pauses when descriptors run out */
+	struct kv_timer *waiter_timer; /* blocks may have become evictable without a message */
+	uint32_t n_gpus;
+	struct kv_gpu_unit gpus[KV_MAX_GPUS];
+	struct kv_extents extents;
+	struct kv_link peers; /* kv_peer::link */
+	struct kv_link pools; /* kv_pool::link */
+	uint32_t n_peers, n_pools, n_sessions;
+	uint64_t next_peer_id, next_session_id, next_pool_id;
+	uint64_t boot_nonce;
+	int64_t started_ns;
+};
+
+/* daemon.c: arenas, movers, socket. 0, or negative with a text that names the cause. */
+int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config);
+void kv_daemon_stop(struct kv_daemon *d);
+
+/* A pool and its shared pages. */
+struct kv_pool {
+	struct kv_link link; /* kv_daemon::pools */
+	struct kv_daemon *daemon;
+	uint64_t id;
+	char name[KV_NAME_MAX], model[KV_NAME_MAX], revision[KV_NAME_MAX], name_space[KV_NAME_MAX];
+	uint32_t tp_ranks, gpu_mask;
+	uint64_t min_bytes, max_bytes; /* on each of its devices */
+	uint64_t block_bytes, max_blocks;
+	struct kv_layout layout;
+	struct kv_component *components; /* owned; layout.components */
+	uint64_t slab_offset, slab_blocks; /* paged */
+	uint32_t n_extents;		   /* on each of its devices */
+	int index_fd, blocks_fd;
+	struct kv_shm_pool *head; /* index memfd, mapped for writing */
+	void *blocks;		  /* blocks memfd */
+	struct kv_books books;
+	struct kv_session *slots[KV_MAX_SESSIONS];
+	uint32_t n_sessions;
+	struct kv_link waiters; /* kv_session::waiter */
+	uint64_t lookup_tokens, hit_tokens, n_no_room; /* of sessions that have ended; refusals */
+};
+
+/* One peer's attachment to a pool. */
+struct kv_session {
+	struct kv_peer *peer;
+	struct kv_pool *pool;
+	uint64_t id;
+	uint32_t slot;
+	int fd; /* session memfd */
+	struct kv_shm_session *shm;
+	int32_t *grants;	  /* ring in shm */
+	const struct kv_op *ops; /* ring in shm */
+	uint32_t grant_capacity, op_capacity, grant_head, op_tail; /* ours; shm has copies */
+	uint64_t bytes;
+	int64_t since_ns;
+	uint64_t n_published;
+	/* A lease that waits for room. */
+	struct kv_link waiter; /* kv_pool::waiters */
+	uint32_t want_n, want_extra, want_tag;
+	int64_t want_deadline, want_scrub_deadline;
+};
+
+/* One connection. */
+struct kv_peer {
+	struct kv_link link; /* kv_daemon::peers */
+	struct kv_daemon *daemon;
+	uint64_t id;
+	char name[KV_NAME_MAX];
+	pid_t pid;
+	uid_t uid;
+	int fd; /* -1: hung up; its process may still live */
+	int pidfd;
+	struct kv_watch *watch, *pid_watch;
+	struct kv_timer *open_timer;		/* a POOL_OPEN that waits for clean extents */
+	struct kv_msg_pool_open *pending_open; /* that message, owned */
+	int64_t open_deadline;
+	struct kv_session *session;
+	bool greeted;
+};
+
+/* peer.c */
+int kv_peer_accept(struct kv_daemon *d, int fd);
+void kv_peer_drop(struct kv_peer *peer, const char *why); /* hang up; reclaimed when its process ended */
+struct kv_peer *kv_peer_free(struct kv_peer *peer);
+void kv_peer_send(struct kv_peer *peer, const void *msg, uint32_t size, const int *fds,
+		  uint32_t n_fds);
+void kv_peer_error(struct kv_peer *peer, uint32_t tag, int error, const char *format, ...)
+	__attribute__((format(printf, 4, 5)));
+
+/* registry.c */
+struct kv_pool *kv_pool_find(struct kv_daemon *d, const char *name);
+/* 0; -EAGAIN: extents are being scrubbed, ask again; else negative with the text in kv_error_text() */
+int kv_pool_create(struct kv_daemon *d, const struct kv_msg_pool_open *msg, struct kv_pool **ret);
+/* kv_pool_differs() - 0, or -EEXIST with a text that lists what differs */
+int kv_pool_differs(const struct kv_pool *pool, const struct kv_msg_pool_open *msg);
+struct kv_pool *kv_pool_free(struct kv_pool *pool); /* without sessions; its extents get dirty */
+
+/* session.c */
+void kv_session_handle_open(struct kv_peer *peer, const struct kv_msg_pool_open *msg);
+void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *msg);
+void kv_session_drain(struct kv_session *session); /* works off its ring of ops */
+struct kv_session *kv_session_free(struct kv_session *session); /* its client is quiet */
+/* Posts ids in the ring; the answer to a LEASE is sent by the caller. */
+void kv_session_post(struct kv_session *session, uint32_t n);
+
+/* capacity.c */
+/* kv_capacity_room() - make @n blocks free. 0; KV_NO_ROOM; KV_TOO_LARGE; -EAGAIN: when scrubbed */
+int kv_capacity_room(struct kv_pool *pool, uint32_t n, bool all);
+int kv_capacity_first(struct kv_pool *pool, uint64_t slab_bytes); /* a new pool's first extents */
+void kv_capacity_release(struct kv_pool *pool);	/* all extents of a pool that ends */
+void kv_capacity_wait(struct kv_session *session);
+void kv_capacity_serve(struct kv_daemon *d, struct kv_pool *pool); /* NULL: all pools */
+void kv_capacity_magazines(struct kv_pool *pool);
+
+/* mover.c */
+int kv_mover_start(struct kv_daemon *d, uint32_t gpu);
+void kv_mover_stop(struct kv_gpu_unit *gpu);
+void kv_mover_scrub(struct kv_daemon *d); /* give idle movers dirty extents */
+uint64_t kv_mover_pid(const struct kv_mover *mover);
+uint64_t kv_mover_scrubbed(const struct kv_mover *mover);
+int kv_mover_main(int fd); /* the mover process itself: mover_main.c */
+
+/* control.c */
+void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg);
+void kv_control_check(struct kv_peer *peer, uint32_t tag);
+void kv_control_drop(struct kv_peer *peer, const struct kv_msg_drop *msg);
+
+#endif

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <malloc.h>
+
+#include "daemon/heap.h"
+
+const char *kv_heap_name(void)
+{
+	return "libc";
+}
+
+uint64_t kv_heap_bytes(void)
+{
+	struct mallinfo2 info = mallinfo2();
+
+	return info.uordblks + info.hblkhd;
+}

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvcached: the command line. daemon.h says what the process is made of. */
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "include/internal/error.h"
+#include "include/internal/paths.h"
+
+enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+static const char help[] =
+	"usage: kvcached [--gpus 0,1 | --host SIZE] [OPTION...]\n"
+	"Owns the KV cache memory of this machine and leases it to inference processes.\n"
+	"\n"
+	"  --gpus LIST          GPUs to own memory on, by the driver's numbers; default 0\n"
+	"  --host SIZE          host memory instead of GPUs\n"
+	"  --reserve SHARE|SIZE of each GPU: 0.9 of its free memory (the default), or 80G\n"
+	"  --export KIND        auto, vmm or ipc: how clients map GPU memory; default auto\n"
+	"  --granule SIZE       vmm: size of one handle; default: one for the whole arena\n"
+	"  --socket PATH        where to listen; default $KVCACHED_SOCKET, else\n"
+	"                       /run/kvcached/kvcached.sock for root, else\n"
+	"                       $XDG_RUNTIME_DIR/kvcached.sock\n"
+	"  --socket-mode MODE   permissions of the socket, octal; default 0660\n"
+	"  --event-loop KIND    auto, io_uring or epoll; default auto\n"
+	"  --max-clients N      connections at a time; default 1024\n"
+	"  --log-level LEVEL    debug, info, warn or error; default info\n"
+	"  --help, --version\n"
+	"\n"
+	"Sizes are bytes, or take K, M, G (powers of 1024).\n";
+
+static int parse_size(const char *option, const char *text, uint64_t *ret)
+{
+	char *end;
+	unsigned long long n;
+	int shift = 0;
+
+	errno = 0;
+	n = strtoull(text, &end, 10);
+	if (*end == 'K' || *end == 'k')
+		shift = 10;
+	else if (*end == 'M' || *end == 'm')
+		shift = 20;
+	else if (*end == 'G' || *end == 'g')
+		shift = 30;
+	else if (*end == 'T' || *end == 't')
+		shift = 40;
+	end += shift != 0;
+	if (errno || end == text || *end || text[0] == '-' || !n || n > UINT64_MAX >> shift)
+		return kv_error(-EINVAL, "%s: '%s' is not a size; like 4G, 512M or 1048576", option,
+				text);
+	*ret = (uint64_t)n << shift;
+	return 0;
+}
+
+static int parse_number(const char *option, const char *text, int base, unsigned long max,
+			unsigned long *ret)
+{
+	char *end;
+
+	errno = 0;
+	*ret = strtoul(text, &end, base);
+	if (errno || end == text || *end || text[0] == '-' || *ret > max)
+		return kv_error(-EINVAL, "%s: '%s' given; a number up to %lu is needed", option, text,
+				max);
+	return 0;
+}
+
+static int parse_gpus(const char *text, struct kv_config *c)
+{
+	const char *p = text;
+
+	c->n_gpus = 0;
+	do {
+		char *end;
+		unsigned long n = strtoul(p, &end, 10);
+
+		if (end == p || (*end && *end != ',') || n > 1024 || c->n_gpus == KV_MAX_GPUS)
+			return kv_error(-EINVAL, "--gpus: '%s' given; numbers like 0,1 are needed, at "
+					"most %d", text, KV_MAX_GPUS);
+		for (uint32_t i = 0; i < c->n_gpus; i++) {
+			if (c->gpus[i] == (int)n)
+				return kv_error(-EINVAL, "--gpus: %lu is named twice", n);
+		}
+		c->gpus[c->n_gpus++] = (int)n;
+		p = end + (*end == ',');
+		if (*end == ',' && !*p)
+			return kv_error(-EINVAL, "--gpus: '%s' ends with a comma", text);
+	} while (*p);
+	return 0;
+}
+
+static int parse_reserve(const char *text, struct kv_config *c)
+{
+	char *end;
+	double share = strtod(text, &end);
+
+	if (end != text && !*end && share > 0 && share < 1) {
+		c->reserve_share = share;
+		c->reserve_bytes = 0;
+		return 0;
+	}
+	if (parse_size("--reserve", text, &c->reserve_bytes) < 0)
+		return kv_error(-EINVAL, "--reserve: '%s' given; a share below 1 like 0.9, or a size "
+				"like 80G, is needed", text);
+	return 0;
+}
+
+static int parse_export(const char *text, struct kv_config *c)
+{
+	c->export_kind = !strcmp(text, "vmm") ? KV_EXPORT_VMM :
+			 !strcmp(text, "ipc") ? KV_EXPORT_IPC : 0;
+	if (!c->export_kind && strcmp(text, "auto"))
+		return kv_error(-EINVAL, "--export: '%s' given; auto, vmm or ipc is needed", text);
+	return 0;
+}
+
+enum option_id { GPUS = 256, HOST, RESERVE, EXPORT, GRANULE, SOCKET, SOCKET_MODE, EVENT_LOOP,
+		 MAX_CLIENTS, LOG_LEVEL, HELP, VERSION, MOVER };
+
+static const struct option options[] = {
+	{ "gpus", required_argument, NULL, GPUS },
+	{ "host", required_argument, NULL, HOST },
+	{ "reserve", required_argument, NULL, RESERVE },
+	{ "export", required_argument, NULL, EXPORT },
+	{ "granule", required_argument, NULL, GRANULE },
+	{ "socket", required_argument, NULL, SOCKET },
+	{ "socket-mode", required_argument, NULL, SOCKET_MODE },
+	{ "event-loop", required_argument, NULL, EVENT_LOOP },
+	{ "max-clients", required_argument, NULL, MAX_CLIENTS },
+	{ "log-level", required_argument, NULL, LOG_LEVEL },
+	{ "help", no_argument, NULL, HELP },
+	{ "version", no_argument, NULL, VERSION },
+	{ "mover", required_argument, NULL, MOVER }, /* how the worker starts one; not for people */
+	{ 0 },
+};
+
+/* 0: go on. Positive: the process is done, exit status + 1. Negative: errno. */
+static int take_option(int id, const char *arg, struct kv_config *c, bool *gpus_given)
+{
+	unsigned long n;
+	int r;
+
+	switch (id) {
+	case GPUS:
+		*gpus_given = true;
+		return parse_gpus(arg, c);
+	case HOST:
+		c->host = true;
+		return parse_size("--host", arg, &c->host_bytes);
+	case RESERVE:
+		return parse_reserve(arg, c);
+	case EXPORT:
+		return parse_export(arg, c);
+	case GRANULE:
+		r = parse_size("--granule", arg, &c->granule_bytes);
+		if (!r && c->granule_bytes % KV_ARENA_UNIT)
+			r = kv_error(-EINVAL, "--granule: '%s' is not a multiple of 2M", arg);
+		return r;
+	case SOCKET:
+		c->socket = arg;
+		return 0;
+	case SOCKET_MODE:
+		r = parse_number("--socket-mode", arg, 8, 0777, &n);
+		c->socket_mode = (uint32_t)n;
+		return r;
+	case EVENT_LOOP:
+		r = kv_loop_kind_parse(arg);
+		c->loop_kind = r;
+		return r < 0 ? r : 0;
+	case MAX_CLIENTS:
+		r = parse_number("--max-clients", arg, 10, 1000000, &n);
+		c->max_clients = (uint32_t)n;
+		return r;
+	case LOG_LEVEL:
+		r = kv_log_level_parse(arg);
+		if (r < 0)
+			return r;
+		kv_log_set_level(r);
+		return 0;
+	case MOVER:
+		r = parse_number("--mover", arg, 10, 1 << 20, &n);
+		return r < 0 ? r : kv_mover_main((int)n) + 1;
+	case HELP:
+		fputs(help, stdout);
+		return EXIT_DONE + 1;
+	case VERSION:
+		printf("kvcached %s\n", kv_version());
+		return EXIT_DONE + 1;
+	default:
+		return kv_error(-EINVAL, "see kvcached --help");
+	}
+}
+
+/* The folder that holds a default socket is ours to make. */
+static int default_socket(struct kv_config *c, char path[KV_SOCKET_PATH_MAX])
+{
+	char folder[KV_SOCKET_PATH_MAX];
+	int r = kv_default_socket(path);
+	char *slash;
+
+	if (r < 0)
+		return r;
+	c->socket = path;
+	strcpy(folder, path);
+	slash = strrchr(folder, '/');
+	if (slash && slash != folder) {
+		*slash = 0;
+		mkdir(folder, 0755);
+	}
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	static struct kv_daemon daemon;
+	struct kv_config config = { .socket_mode = 0660, .max_clients = 1024, .n_gpus = 1,
+				    .reserve_share = 0.9 };
+	char path[KV_SOCKET_PATH_MAX];
+	bool gpus_given = false;
+	int id, r;
+
+	while ((id = getopt_long(argc, argv, "", options, NULL)) >= 0) {
+		r = take_option(id, optarg, &config, &gpus_given);
+		if (r > 0)
+			return r - 1;
+		if (r < 0) {
+			fprintf(stderr, "kvcached: %s\n", kv_error_text());
+			return EXIT_USAGE;
+		}
+	}
+	if (optind < argc || (config.host && gpus_given)) {
+		fprintf(stderr, optind < argc ? "kvcached: '%s': kvcached takes options only; see --help\n" :
+						"kvcached: --gpus and --host exclude each other%.0s\n",
+			optind < argc ? argv[optind] : "");
+		return EXIT_USAGE;
+	}
+	r = config.socket ? 0 : default_socket(&config, path);
+	if (r >= 0)
+		r = kv_daemon_start(&daemon, &config);
+	if (r >= 0)
+		r = kv_loop_run(daemon.loop);
+	if (r < 0)
+		fprintf(stderr, "kvcached: %s\n", kv_error_text()[0] ? kv_error_text() : strerror(-r));
+	kv_daemon_stop(&daemon);
+	return r < 0 ? EXIT_FAILED : EXIT_DONE;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What worker and mover say to each other on their private socket. First the arena with its fds (as
+ * many packets as they need), then jobs, one at a time; a job's answer repeats its number.
+ */
+#ifndef KV_DAEMON_MOVER_H
+#define KV_DAEMON_MOVER_H
+
+#include "include/internal/arena_export.h"
+
+struct kv_mover_arena {
+	struct kv_arena_export export;
+	uint32_t first_fd;
+	uint32_t n_fds; /* in this packet */
+};
+
+enum kv_mover_op {
+	KV_MOVER_READY = 0, /* mover to worker: attached, or the error */
+	KV_MOVER_ZERO = 1,
+};
+
+struct kv_mover_job {
+	uint64_t number;
+	uint64_t offset;
+	uint64_t bytes;
+	uint32_t op;
+	int32_t result; /* of an answer: 0 or negative errno */
+	char text[128]; /* of an answer that failed */
+};
+
+#endif

@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Connections: who is at the other end, messages in and out, and how it ends.
+ *
+ * An end in good order is POOL_CLOSE: the client says that its work is over, and all it held is free at
+ * once. Any other end is a hang-up: its leases are set aside (QUARANTINED) and its holder bits stay
+ * until the pidfd says that the process is dead, because a GPU may go on writing for it after the
+ * socket has closed. The pidfd is watched from the start: a forked child that keeps the socket
+ * open doesn't hide its parent's death.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "include/internal/cleanup.h"
+#include "include/internal/error.h"
+#include "include/internal/socket.h"
+#include "include/kvcached/client.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+#define MESSAGES_A_TURN 16
+
+void kv_peer_send(struct kv_peer *peer, const void *msg, uint32_t size, const int *fds,
+		  uint32_t n_fds)
+{
+	int r;
+
+	if (peer->fd < 0)
+		return;
+	r = kv_socket_send(peer->fd, msg, size, fds, n_fds, 1);
+	if (r < 0)
+		kv_peer_drop(peer, r == -EAGAIN ? "it doesn't read its answers" : strerror(-r));
+}
+
+void kv_peer_error(struct kv_peer *peer, uint32_t tag, int error, const char *format, ...)
+{
+	struct kv_msg_error msg = { .error = error };
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(msg.text, sizeof(msg.text), format, args);
+	va_end(args);
+	kv_wire_init(&msg.head, KV_MSG_ERROR, sizeof(msg), tag);
+	kv_peer_send(peer, &msg, sizeof(msg), NULL, 0);
+}
+
+static void send_ok(struct kv_peer *peer, uint32_t tag)
+{
+	struct kv_msg_plain msg;
+
+	kv_wire_init(&msg.head, KV_MSG_OK, sizeof(msg), tag);
+	kv_peer_send(peer, &msg, sizeof(msg), NULL, 0);
+}
+
+struct kv_peer *kv_peer_free(struct kv_peer *peer)
+{
+	if (peer->session)
+		kv_session_free(peer->session);
+	kv_watch_free(peer->watch);
+	kv_watch_free(peer->pid_watch);
+	kv_timer_free(peer->open_timer);
+	kv_close(peer->fd);
+	kv_close(peer->pidfd);
+	kv_link_unlink(&peer->link);
+	peer->daemon->n_peers--;
+	free(peer->pending_open);
+	free(peer);
+	return NULL;
+}
+
+/* The socket ends here. The peer itself is freed by readable(), or when its process has ended. */
+void kv_peer_drop(struct kv_peer *peer, const char *why)
+{
+	if (peer->fd < 0)
+		return;
+	if (why)
+		kv_log(KV_LOG_WARN, "'%s' (pid %d) is disconnected: %s", peer->name, peer->pid, why);
+	peer->watch = kv_watch_free(peer->watch);
+	peer->fd = kv_close(peer->fd);
+	if (peer->session) {
+		kv_link_unlink(&peer->session->waiter);
+		kv_books_quarantine(&peer->session->pool->books, peer->session->slot);
+	}
+	free(kv_steal(peer->pending_open));
+	if (peer->open_timer)
+		kv_timer_set(peer->open_timer, -1);
+}
+
+static void hung_up(struct kv_peer *peer)
+{
+	/* What it had published before it went is complete and counts. */
+	if (peer->session)
+		kv_session_drain(peer->session);
+	kv_peer_drop(peer, NULL);
+}
+
+static void process_ended(uint32_t events, void *arg)
+{
+	struct kv_peer *peer = arg;
+
+	(void)events;
+	hung_up(peer);
+	kv_log(KV_LOG_DEBUG, "'%s' (pid %d) has ended", peer->name, peer->pid);
+	kv_peer_free(peer);
+}
+
+static bool is_text(const char *text, size_t size)
+{
+	return memchr(text, 0, size);
+}
+
+static void handle_hello(struct kv_peer *peer, const void *data)
+{
+	const struct kv_msg_hello *msg = data;
+	struct kv_daemon *d = peer->daemon;
+	struct kv_msg_welcome reply = { .client_id = peer->id,
+					.boot_nonce = d->boot_nonce,
+					.n_gpus = d->n_gpus };
+
+	if (!is_text(msg->name, sizeof(msg->name)) || !is_text(msg->version, sizeof(msg->version))) {
+		kv_peer_error(peer, msg->head.tag, -EINVAL, "hello: name and version must end");
+		return;
+	}
+	memcpy(peer->name, msg->name, sizeof(peer->name));
+	peer->greeted = true;
+	snprintf(reply.version, sizeof(reply.version), "%s", kv_version());
+	for (uint32_t i = 0; i < d->n_gpus; i++) {
+		const struct kv_arena_export *e = &d->gpus[i].arena->export;
+		struct kv_gpu *gpu = &reply.gpus[i];
+
+		gpu->index = (int32_t)i;
+		gpu->device = e->kind == KV_EXPORT_HOST ? KV_DEVICE_HOST : KV_DEVICE_CUDA;
+		gpu->arena_bytes = e->bytes;
+		snprintf(gpu->name, sizeof(gpu->name), "%s", d->gpus[i].info.name);
+		snprintf(gpu->export_kind, sizeof(gpu->export_kind), "%s", kv_export_name(e->kind));
+		if (e->kind != KV_EXPORT_HOST)
+			kv_uuid_format(e->uuid, gpu->uuid);
+	}
+	kv_wire_init(&reply.head, KV_MSG_WELCOME, sizeof(reply), msg->head.tag);
+	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
+}
+
+static void handle_ping(struct kv_peer *peer, const void *data)
+{
+	const struct kv_msg_plain *msg = data;
+
+	send_ok(peer, msg->head.tag);
+}
+
+static void handle_pool_open(struct kv_peer *peer, const void *data)
+{
+	const struct kv_msg_pool_open *msg = data;
+	uint32_t all = peer->daemon->n_gpus == 32 ? UINT32_MAX : (1u << peer->daemon->n_gpus) - 1;
+	const char *why = NULL;
+
+	if (peer->session || peer->pending_open)
+		why = "this connection has a pool open already";
+	else if (msg->n_components > KV_MAX_COMPONENTS ||
+		 msg->head.size != sizeof(*msg) + msg->n_components * sizeof(msg->components[0]))
+		why = "n_components and the size of the message disagree";
+	else if (!is_text(msg->name, KV_NAME_MAX) || !is_text(msg->model, KV_NAME_MAX) ||
+		 !is_text(msg->revision, KV_NAME_MAX) || !is_text(msg->name_space, KV_NAME_MAX))
+		why = "name, model, revision and name_space must be shorter than 64 bytes";
+	else if (!msg->name[0])
+		why = "name: empty; a pool needs one";
+	if (why) {
+		kv_peer_error(peer, msg->head.tag, -EINVAL, "pool_open: %s", why);
+	} else if (!msg->gpu_mask || msg->gpu_mask & ~all) {
+		kv_peer_error(peer, msg->head.tag, -EINVAL,
+			      "pool_open: gpu_mask %#x given; this daemon has devices of mask %#x",
+			      msg->gpu_mask, all);
+	} else {
+		kv_session_handle_open(peer, msg);
+	}
+}
+
+static void handle_pool_close(struct kv_peer *peer, const void *data)
+{
+	const struct kv_msg_plain *msg = data;
+
+	kv_session_free(peer->session);
+	send_ok(peer, msg->head.tag);
+}
+
+static void handle_layout(struct kv_peer *peer, const void *data)
+{
+	const struct kv_msg_plain *msg = data;
+	const struct kv_layout *layout = &peer->session->pool->layout;
+	uint32_t list = layout->n_components * (uint32_t)sizeof(struct kv_component);
+	uint32_t size = sizeof(struct kv_msg_layout) + list;
+	kv_cleanup(kv_freep) struct kv_msg_layout *reply = calloc(1, size);
+
+	if (!reply) {
+		kv_peer_error(peer, msg->head.tag, -ENOMEM, "no memory");
+		return;
+	}
+	reply->kind = layout->kind;
+	reply->flags = layout->flags;
+	reply->block_tokens = layout->block_tokens;
+	reply->n_components = layout->n_components;
+	memcpy(reply->components, layout->components, list);
+	kv_wire_init(&reply->head, KV_MSG_LAYOUT, size, msg->head.tag);
+	kv_peer_send(peer, reply, size, NULL, 0);
+}
+
+static void handle_arena(struct kv_peer *peer, const void *data)
+{
+	const struct kv_msg_arena *msg = data;
+	struct kv_msg_arena_part reply = { .first_fd = msg->first_fd };
+	const struct kv_arena *arena;
+
+	if (msg->gpu >= peer->daemon->n_gpus ||
+	    msg->first_fd > peer->daemon->gpus[msg->gpu].arena->export.n_fds) {
+		kv_peer_error(peer, msg->head.tag, -EINVAL, "arena: no device %u, or no fd %u",
+			      msg->gpu, msg->first_fd);
+		return;
+	}
+	arena = peer->daemon->gpus[msg->gpu].arena;
+	reply.export = arena->export;
+	reply.n_fds = arena->export.n_fds - msg->first_fd;
+	reply.n_fds = reply.n_fds < KV_WIRE_MAX_FDS ? reply.n_fds : KV_WIRE_MAX_FDS;
+	kv_wire_init(&reply.head, KV_MSG_ARENA_PART, sizeof(reply), msg->head.tag);
+	kv_peer_send(peer, &reply, sizeof(reply), arena->fds + msg->first_fd, reply.n_fds);
+}
+
+static void handle_lease(struct kv_peer *peer, const void *data)
+{
+	if (!kv_link_is_alone(&peer->session->waiter))
+		kv_peer_drop(peer, "it asked for a lease while another waits");
+	else
+		kv_session_handle_lease(peer, data);
+}
+
+static void handle_kick(struct kv_peer *peer, const void *data)
+{
+	/* The ring was drained on arrival, as for every message of a session. */
+	(void)peer;
+	(void)data;
+}
+
+static void handle_stats(struct kv_peer *peer, const void *data)
+{
+	kv_control_stats(peer, data);
+}
+
+static void handle_check(struct kv_peer *peer, const void *data)
+{
+	kv_control_check(peer, ((const struct kv_msg_plain *)data)->head.tag);
+}
+
+static void handle_drop(struct kv_peer *peer, const void *data)
+{
+	const struct kv_msg_drop *msg = data;
+
+	if (is_text(msg->name, KV_NAME_MAX))
+		kv_control_drop(peer, msg);
+	else
+		kv_peer_error(peer, msg->head.tag, -EINVAL, "pool name must be shorter than 64 bytes");
+}
+
+static const struct handler {
+	uint32_t size;	    /* exact, or the least if `longer` */
+	bool longer;
+	bool needs_session;
+	void (*handle)(struct kv_peer *peer, const void *msg);
+} handlers[] = {
+	[KV_MSG_HELLO] = { sizeof(struct kv_msg_hello), false, false, handle_hello },
+	[KV_MSG_PING] = { sizeof(struct kv_msg_plain), false, false, handle_ping },
+	[KV_MSG_POOL_OPEN] = { sizeof(struct kv_msg_pool_open), true, false, handle_pool_open },
+	[KV_MSG_POOL_CLOSE] = { sizeof(struct kv_msg_plain), false, true, handle_pool_close },
+	[KV_MSG_POOL_LAYOUT] = { sizeof(struct kv_msg_plain), false, true, handle_layout },
+	[KV_MSG_ARENA] = { sizeof(struct kv_msg_arena), false, false, handle_arena },
+	[KV_MSG_LEASE] = { sizeof(struct kv_msg_lease), false, true, handle_lease },
+	[KV_MSG_WANT] = { sizeof(struct kv_msg_lease), false, true, handle_lease },
+	[KV_MSG_KICK] = { sizeof(struct kv_msg_plain), false, true, handle_kick },
+	[KV_MSG_STATS] = { sizeof(struct kv_msg_stats), false, false, handle_stats },
+	[KV_MSG_CHECK] = { sizeof(struct kv_msg_plain), false, false, handle_check },
+	[KV_MSG_POOL_DROP] = { sizeof(struct kv_msg_drop), false, false, handle_drop },
+};
+
+static void handle(struct kv_peer *peer, const struct kv_wire_head *head, size_t size)
+{
+	const struct handler *h;
+
+	if (size < sizeof(*head) || head->magic != KV_WIRE_MAGIC || head->size != size) {
+		kv_peer_drop(peer, "it sent something that is not a message");
+		return;
+	}
+	if (head->version != KV_WIRE_VERSION) {
+		kv_peer_error(peer, head->tag, -EPROTO,
+			      "kvcached %s speaks version %d of the protocol, this client version %u",
+			      kv_version(), KV_WIRE_VERSION, head->version);
+		kv_peer_drop(peer, "another version of the protocol");
+		return;
+	}
+	h = head->type < sizeof(handlers) / sizeof(handlers[0]) ? &handlers[head->type] : NULL;
+	if (!h || !h->handle || size < h->size || (size > h->size && !h->longer)) {
+		kv_peer_drop(peer, "a message of unknown type or wrong size");
+		return;
+	}
+	if (!peer->greeted && head->type != KV_MSG_HELLO) {
+		kv_peer_drop(peer, "it didn't say hello");
+		return;
+	}
+	if (h->needs_session && !peer->session) {
+		kv_peer_error(peer, head->tag, -EINVAL, "no pool is open on this connection");
+		return;
+	}
+	/* What a session did before it asked is done before the answer. */
+	if (peer->session)
+		kv_session_drain(peer->session);
+	if (peer->fd >= 0)
+		h->handle(peer, (const void *)head);
+}
+
+static void readable(uint32_t events, void *arg)
+{
+	static uint64_t buffer[KV_WIRE_MAX / sizeof(uint64_t)];
+	struct kv_peer *peer = arg;
+
+	for (int i = 0; i < MESSAGES_A_TURN && peer->fd >= 0; i++) {
+		int64_t n = kv_socket_receive(peer->fd, buffer, sizeof(buffer), NULL, 0, NULL, 1);
+
+		if (n == -EAGAIN) {
+			if (events & (KV_LOOP_HUP | KV_LOOP_ERR))
+				hung_up(peer);
+			break;
+		}
+		if (n <= 0)
+			hung_up(peer);
+		else
+			handle(peer, (const struct kv_wire_head *)buffer, (size_t)n);
+	}
+	/* Nothing is held for it: there is no reason to wait for its process. */
+	if (peer->fd < 0 && !peer->session)
+		kv_peer_free(peer);
+}
+
+static int open_pidfd(int fd, pid_t pid)
+{
+	int pidfd;
+	socklen_t size = sizeof(pidfd);
+
+	if (!getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size))
+		return pidfd;
+	/* Kernels before 6.5. The peer is connected: its number isn't reused while it lives. */
+	return (int)syscall(SYS_pidfd_open, pid, 0);
+}
+
+int kv_peer_accept(struct kv_daemon *d, int fd)
+{
+	struct kv_peer *peer = calloc(1, sizeof(*peer));
+	struct ucred cred;
+	socklen_t size = sizeof(cred);
+	int r;
+
+	if (!peer) {
+		kv_close(fd);
+		return -ENOMEM;
+	}
+	kv_list_append(&d->peers, &peer->link);
+	d->n_peers++;
+	peer->daemon = d;
+	peer->fd = fd;
+	peer->pidfd = -1;
+	peer->id = d->next_peer_id++;
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) < 0) {
+		r = -errno;
+		goto fail;
+	}
+	peer->pid = cred.pid;
+	peer->uid = cred.uid;
+	peer->pidfd = open_pidfd(fd, cred.pid);
+	if (peer->pidfd < 0) {
+		/* Without it, its death can't be proven: it may not hold anything. */
+		r = -errno;
+		if (r != -ESRCH)
+			kv_log(KV_LOG_WARN, "pid %d: no pidfd (%s); refused", cred.pid,
+			       strerror(-r));
+		goto fail;
+	}
+	r = kv_loop_watch(d->loop, peer->pidfd, KV_LOOP_IN, process_ended, peer, &peer->pid_watch);
+	if (r < 0)
+		goto fail;
+	r = kv_loop_watch(d->loop, fd, KV_LOOP_IN, readable, peer, &peer->watch);
+	if (r < 0)
+		goto fail;
+	return 0;
+fail:
+	kv_peer_free(peer);
+	return r;
+}

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pools by name: their identity, their shared pages, their birth and end. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "alloc/layout.h"
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "include/internal/cleanup.h"
+#include "include/internal/error.h"
+
+struct kv_pool *kv_pool_find(struct kv_daemon *d, const char *name)
+{
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
+
+		if (!strcmp(pool->name, name))
+			return pool;
+	}
+	return NULL;
+}
+
+/* A memfd of @bytes that nobody can shrink or grow, mapped here. */
+static int shared_pages(const char *name, uint64_t bytes, int *ret_fd, void **ret)
+{
+	kv_cleanup(kv_closep) int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	void *p;
+
+	if (fd < 0)
+		return -errno;
+	if (ftruncate(fd, (off_t)bytes) < 0 ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
+		return -errno;
+	p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+	if (p == MAP_FAILED)
+		return -errno;
+	*ret_fd = kv_steal_fd(&fd);
+	*ret = p;
+	return 0;
+}
+
+static uint64_t page_up(uint64_t bytes)
+{
+	return (bytes + 4095) / 4096 * 4096;
+}
+
+static uint32_t id_limit_of(const struct kv_pool *pool)
+{
+	uint64_t arena = UINT64_MAX;
+
+	if (pool->layout.kind == KV_LAYOUT_PAGED)
+		return (uint32_t)pool->slab_blocks;
+	for (uint32_t g = 0; g < pool->daemon->n_gpus; g++) {
+		uint64_t bytes = (uint64_t)pool->daemon->extents.n[g] * pool->daemon->extents.bytes;
+
+		if (pool->gpu_mask >> g & 1 && bytes < arena)
+			arena = bytes;
+	}
+	return (uint32_t)(arena / pool->block_bytes);
+}
+
+/* The first extents decide the null block; then the shared pages can be laid out. */
+static int make_pages(struct kv_pool *pool)
+{
+	uint32_t id_limit = id_limit_of(pool);
+	uint32_t n_buckets = kv_prefix_buckets(id_limit);
+	struct kv_shm_pool head = {
+		.magic = KV_SHM_MAGIC,
+		.abi = KV_SHM_ABI,
+		.boot_nonce = pool->daemon->boot_nonce,
+		.pool_id = pool->id,
+		.block_bytes = pool->block_bytes,
+		.block_tokens = pool->layout.block_tokens,
+		.id_limit = id_limit,
+		.n_buckets = n_buckets,
+		.buckets_offset = page_up(sizeof(head)),
+		.descriptors_offset = page_up(sizeof(struct kv_shm_blocks)),
+	};
+	int r;
+
+	if (getrandom(&head.seed, sizeof(head.seed), 0) != sizeof(head.seed))
+		return -EIO;
+	head.index_bytes = page_up(head.buckets_offset +
+				   (uint64_t)n_buckets * KV_BUCKET_WORDS * sizeof(uint64_t));
+	head.tokens_offset = page_up(head.descriptors_offset +
+				     (uint64_t)id_limit * sizeof(struct kv_shm_block));
+	head.blocks_bytes = page_up(head.tokens_offset +
+				    (uint64_t)id_limit * head.block_tokens * sizeof(int32_t));
+
+	r = shared_pages("kvcached-index", head.index_bytes, &pool->index_fd, (void **)&pool->head);
+	if (r < 0)
+		return r;
+	/* Clients get the index for reading only: no new mapping may write. Older kernels lack it. */
+	fcntl(pool->index_fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
+	r = shared_pages("kvcached-blocks", head.blocks_bytes, &pool->blocks_fd, &pool->blocks);
+	if (r < 0)
+		return r;
+	fcntl(pool->blocks_fd, F_ADD_SEALS, F_SEAL_SEAL);
+
+	*pool->head = head;
+	*(struct kv_shm_blocks *)pool->blocks =
+		(struct kv_shm_blocks){ .magic = KV_SHM_MAGIC, .abi = KV_SHM_ABI, .clock = 1 };
+	return kv_books_init(&pool->books, pool->head,
+			     (uint64_t *)((char *)pool->head + head.buckets_offset), pool->blocks);
+}
+
+static int adopt_layout(struct kv_pool *pool, const struct kv_msg_pool_open *msg)
+{
+	int r;
+
+	pool->components = calloc(msg->n_components ? msg->n_components : 1,
+				  sizeof(*pool->components));
+	if (!pool->components)
+		return -ENOMEM;
+	memcpy(pool->components, msg->components, msg->n_components * sizeof(*pool->components));
+	pool->layout = (struct kv_layout){ .kind = msg->layout_kind,
+					   .flags = msg->layout_flags,
+					   .block_tokens = msg->block_tokens,
+					   .n_components = msg->n_components,
+					   .components = pool->components };
+	r = kv_layout_block_bytes(&pool->layout, NULL, &pool->block_bytes);
+	return r;
+}
+
+static int check_capacity(struct kv_pool *pool)
+{
+	struct kv_daemon *d = pool->daemon;
+	uint64_t arena = UINT64_MAX, promised = 0;
+
+	for (uint32_t g = 0; g < d->n_gpus; g++) {
+		uint64_t bytes = (uint64_t)d->extents.n[g] * d->extents.bytes;
+
+		if (pool->gpu_mask >> g & 1 && bytes < arena)
+			arena = bytes;
+	}
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
+
+		if (other->gpu_mask & pool->gpu_mask)
+			promised += other->min_bytes;
+	}
+	if (!pool->max_bytes || pool->max_bytes > arena)
+		pool->max_bytes = arena;
+	if (pool->max_bytes < 2 * pool->block_bytes)
+		return kv_error(-EINVAL,
+				"max_bytes: %llu given; the null block and one more of %llu bytes "
+				"need %llu (the arena has %llu)",
+				(unsigned long long)pool->max_bytes,
+				(unsigned long long)pool->block_bytes,
+				(unsigned long long)(2 * pool->block_bytes),
+				(unsigned long long)arena);
+	if (pool->min_bytes > pool->max_bytes)
+		return kv_error(-EINVAL, "min_bytes: %llu given, max_bytes is %llu",
+				(unsigned long long)pool->min_bytes,
+				(unsigned long long)pool->max_bytes);
+	if (pool->min_bytes > arena - (promised < arena ? promised : arena))
+		return kv_error(-ENOMEM,
+				"min_bytes: %llu asked, but %llu of %llu bytes are promised to other "
+				"pools",
+				(unsigned long long)pool->min_bytes, (unsigned long long)promised,
+				(unsigned long long)arena);
+	if (arena / pool->block_bytes >= INT32_MAX)
+		return kv_error(-EINVAL, "block of %llu bytes: the arena of %llu bytes would hold more "
+				"than 2^31 blocks",
+				(unsigned long long)pool->block_bytes, (unsigned long long)arena);
+	if (pool->layout.kind == KV_LAYOUT_PAGED)
+		pool->slab_blocks = pool->max_bytes / pool->block_bytes;
+	/* The null block takes the place of one. */
+	pool->max_blocks = pool->max_bytes / pool->block_bytes - 1;
+	return 0;
+}
+
+static void pool_freep(struct kv_pool **pool)
+{
+	if (*pool)
+		kv_pool_free(*pool);
+}
+
+int kv_pool_create(struct kv_daemon *d, const struct kv_msg_pool_open *msg, struct kv_pool **ret)
+{
+	kv_cleanup(pool_freep) struct kv_pool *pool = calloc(1, sizeof(*pool));
+	int r;
+
+	if (!pool)
+		return -ENOMEM;
+	kv_link_init(&pool->link);
+	kv_link_init(&pool->waiters);
+	pool->daemon = d;
+	pool->index_fd = pool->blocks_fd = -1;
+	pool->id = d->next_pool_id;
+	memcpy(pool->name, msg->name, KV_NAME_MAX);
+	memcpy(pool->model, msg->model, KV_NAME_MAX);
+	memcpy(pool->revision, msg->revision, KV_NAME_MAX);
+	memcpy(pool->name_space, msg->name_space, KV_NAME_MAX);
+	pool->tp_ranks = msg->tp_ranks;
+	pool->gpu_mask = msg->gpu_mask;
+	pool->min_bytes = msg->min_bytes;
+	pool->max_bytes = msg->max_bytes;
+	r = adopt_layout(pool, msg);
+	if (r < 0)
+		return r;
+	r = check_capacity(pool);
+	if (r < 0)
+		return r;
+	r = make_pages(pool);
+	if (r < 0)
+		return kv_error(r, "shared pages for pool '%s': %s", pool->name, strerror(-r));
+	r = kv_capacity_first(pool, pool->slab_blocks * pool->block_bytes);
+	if (r < 0)
+		return r;
+
+	d->next_pool_id++;
+	d->n_pools++;
+	kv_list_append(&d->pools, &pool->link);
+	kv_log(KV_LOG_INFO, "pool '%s' made: %s, blocks of %u tokens and %llu bytes, at most %llu of them",
+	       pool->name, pool->layout.kind == KV_LAYOUT_FLAT ? "flat" : "paged",
+	       pool->layout.block_tokens, (unsigned long long)pool->block_bytes,
+	       (unsigned long long)pool->max_blocks);
+	*ret = kv_steal(pool);
+	return 0;
+}
+
+static void differ(char *text, size_t size, const char *field, const char *have, const char *asked)
+{
+	size_t used = strlen(text);
+
+	if (strncmp(have, asked, KV_NAME_MAX))
+		snprintf(text + used, size - used, "%s%s: '%s' here, '%.*s' asked", used ? "; " : "",
+			 field, have, KV_NAME_MAX, asked);
+}
+
+static void differ_number(char *text, size_t size, const char *field, unsigned have, unsigned asked)
+{
+	size_t used = strlen(text);
+
+	if (have != asked)
+		snprintf(text + used, size - used, "%s%s: %u here, %u asked", used ? "; " : "", field,
+			 have, asked);
+}
+
+int kv_pool_differs(const struct kv_pool *pool, const struct kv_msg_pool_open *msg)
+{
+	struct kv_layout asked = { .kind = msg->layout_kind,
+				   .flags = msg->layout_flags,
+				   .block_tokens = msg->block_tokens,
+				   .n_components = msg->n_components,
+				   .components = msg->components };
+	char text[KV_ERROR_BYTES - 40] = "";
+
+	differ(text, sizeof(text), "model", pool->model, msg->model);
+	differ(text, sizeof(text), "revision", pool->revision, msg->revision);
+	differ(text, sizeof(text), "name_space", pool->name_space, msg->name_space);
+	differ_number(text, sizeof(text), "tp_ranks", pool->tp_ranks, msg->tp_ranks);
+	differ_number(text, sizeof(text), "gpu_mask", pool->gpu_mask, msg->gpu_mask);
+	if (msg->layout_kind)
+		kv_layout_difference(&pool->layout, &asked, text, sizeof(text));
+	return text[0] ? kv_error(-EEXIST, "pool '%.40s' differs: %s", pool->name, text) : 0;
+}
+
+struct kv_pool *kv_pool_free(struct kv_pool *pool)
+{
+	if (!kv_link_is_alone(&pool->link)) {
+		kv_link_unlink(&pool->link);
+		pool->daemon->n_pools--;
+		kv_log(KV_LOG_INFO, "pool '%s' ended", pool->name);
+	}
+	kv_capacity_release(pool);
+	kv_books_deinit(&pool->books);
+	if (pool->blocks)
+		munmap(pool->blocks, pool->head->blocks_bytes);
+	if (pool->head)
+		munmap(pool->head, pool->head->index_bytes);
+	kv_close(pool->index_fd);
+	kv_close(pool->blocks_fd);
+	free(pool->components);
+	free(pool);
+	return NULL;
+}

@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One peer's attachment to a pool: opening it, its two rings, its leases, its end. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "include/internal/cleanup.h"
+#include "include/internal/error.h"
+#include "include/internal/ring.h"
+#include "include/internal/socket.h"
+
+#define OP_CAPACITY 4096u
+#define OPEN_RETRY (2 * KV_MSEC)
+#define OPEN_WAIT (5 * KV_SEC)
+#define SCRUB_WAIT (5 * KV_SEC)
+
+static int make_shared(struct kv_session *s)
+{
+	struct kv_shm_session head = { .magic = KV_SHM_MAGIC, .abi = KV_SHM_ABI, .slot = s->slot };
+	uint32_t grants = 64;
+	void *p;
+
+	while (grants < s->pool->head->id_limit)
+		grants *= 2;
+	head.grant_capacity = s->grant_capacity = grants;
+	head.op_capacity = s->op_capacity = OP_CAPACITY;
+	head.grants_offset = 4096;
+	head.ops_offset = head.grants_offset + (grants * sizeof(int32_t) + 4095) / 4096 * 4096;
+	head.bytes = s->bytes = head.ops_offset + OP_CAPACITY * sizeof(struct kv_op);
+
+	s->fd = memfd_create("kvcached-session", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (s->fd < 0)
+		return -errno;
+	if (ftruncate(s->fd, (off_t)s->bytes) < 0 ||
+	    fcntl(s->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+		return -errno;
+	p = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
+	if (p == MAP_FAILED)
+		return -errno;
+	s->shm = p;
+	*s->shm = head;
+	s->grants = (int32_t *)((char *)p + head.grants_offset);
+	s->ops = (const struct kv_op *)((char *)p + head.ops_offset);
+	return 0;
+}
+
+static int session_new(struct kv_peer *peer, struct kv_pool *pool, struct kv_session **ret)
+{
+	struct kv_session *s;
+	uint32_t slot = 0;
+	int r;
+
+	while (slot < KV_MAX_SESSIONS && pool->slots[slot])
+		slot++;
+	if (slot == KV_MAX_SESSIONS)
+		return kv_error(-EBUSY, "pool '%s' has %d sessions, the most there can be", pool->name,
+				KV_MAX_SESSIONS);
+	s = calloc(1, sizeof(*s));
+	if (!s)
+		return -ENOMEM;
+	kv_link_init(&s->waiter);
+	s->fd = -1;
+	s->peer = peer;
+	s->pool = pool;
+	s->slot = slot;
+	s->id = peer->daemon->next_session_id++;
+	s->since_ns = kv_now();
+	pool->slots[slot] = s;
+	pool->n_sessions++;
+	peer->daemon->n_sessions++;
+	peer->session = s;
+	r = make_shared(s);
+	if (r < 0) {
+		kv_session_free(s);
+		return kv_error(r, "shared pages for a session: %s", strerror(-r));
+	}
+	kv_capacity_magazines(pool);
+	*ret = s;
+	return 0;
+}
+
+struct kv_session *kv_session_free(struct kv_session *s)
+{
+	struct kv_pool *pool = s->pool;
+
+	kv_link_unlink(&s->waiter);
+	if (s->shm) {
+		pool->lookup_tokens += kv_load_relaxed(&s->shm->lookup_tokens);
+		pool->hit_tokens += kv_load_relaxed(&s->shm->hit_tokens);
+		kv_books_forget(&pool->books, s->slot);
+		munmap(s->shm, s->bytes);
+	}
+	kv_close(s->fd);
+	pool->slots[s->slot] = NULL;
+	pool->n_sessions--;
+	pool->daemon->n_sessions--;
+	s->peer->session = NULL;
+	kv_capacity_magazines(pool);
+	kv_capacity_serve(pool->daemon, pool);
+	free(s);
+	return NULL;
+}
+
+static void send_opened(struct kv_peer *peer, struct kv_session *s, uint32_t tag)
+{
+	struct kv_pool *pool = s->pool;
+	struct kv_msg_pool_opened reply = {
+		.pool_id = pool->id,
+		.session_id = s->id,
+		.block_bytes = pool->block_bytes,
+		.max_blocks = pool->max_blocks,
+		.slab_offset = pool->slab_offset,
+		.slab_blocks = pool->slab_blocks,
+		.index_bytes = pool->head->index_bytes,
+		.blocks_bytes = pool->head->blocks_bytes,
+		.session_bytes = s->bytes,
+		.gpu_mask = pool->gpu_mask,
+		.slot = s->slot,
+	};
+	int fds[] = { pool->index_fd, pool->blocks_fd, s->fd };
+
+	kv_wire_init(&reply.head, KV_MSG_POOL_OPENED, sizeof(reply), tag);
+	kv_peer_send(peer, &reply, sizeof(reply), fds, 3);
+}
+
+static void retry_open(void *arg)
+{
+	struct kv_peer *peer = arg;
+	struct kv_msg_pool_open *msg = kv_steal(peer->pending_open);
+
+	kv_session_handle_open(peer, msg);
+	free(msg);
+}
+
+/* Its first extents are being zeroed: the request is kept and tried again. */
+static int keep_for_later(struct kv_peer *peer, const struct kv_msg_pool_open *msg)
+{
+	int64_t now = kv_now();
+
+	if (!peer->open_deadline)
+		peer->open_deadline = now + OPEN_WAIT;
+	if (now > peer->open_deadline)
+		return kv_error(-ETIMEDOUT, "memory for pool '%s' was not zeroed in 5 s", msg->name);
+	if (!peer->open_timer && kv_timer_new(peer->daemon->loop, retry_open, peer,
+					      &peer->open_timer) < 0)
+		return -ENOMEM;
+	peer->pending_open = malloc(msg->head.size);
+	if (!peer->pending_open)
+		return -ENOMEM;
+	memcpy(peer->pending_open, msg, msg->head.size);
+	kv_timer_set(peer->open_timer, OPEN_RETRY);
+	return 0;
+}
+
+void kv_session_handle_open(struct kv_peer *peer, const struct kv_msg_pool_open *msg)
+{
+	struct kv_daemon *d = peer->daemon;
+	struct kv_pool *pool = kv_pool_find(d, msg->name);
+	struct kv_session *session = NULL;
+	int r = 0;
+
+	if (pool) {
+		r = kv_pool_differs(pool, msg);
+	} else if (!msg->layout_kind) {
+		r = kv_error(-ENOENT, "there is no pool '%s', and no layout to make it with",
+			     msg->name);
+	} else {
+		r = kv_pool_create(d, msg, &pool);
+		if (r == -EAGAIN) {
+			r = keep_for_later(peer, msg);
+			if (!r)
+				return;
+		}
+	}
+	peer->open_deadline = 0;
+	if (!r)
+		r = session_new(peer, pool, &session);
+	if (r < 0) {
+		kv_peer_error(peer, msg->head.tag, r, "%s", kv_error_text());
+		return;
+	}
+	kv_log(KV_LOG_DEBUG, "session %llu: '%s' (pid %d) in pool '%s', slot %u",
+	       (unsigned long long)session->id, peer->name, peer->pid, pool->name, session->slot);
+	send_opened(peer, session, msg->head.tag);
+}
+
+void kv_session_drain(struct kv_session *s)
+{
+	int64_t n;
+	bool gave = false;
+
+	/* Pairs with the exchange in the client's kick: what it posts from here on kicks again. */
+	kv_store_seq(&s->shm->kick, 0);
+	n = kv_ring_readable(&s->shm->ops, s->op_tail, s->op_capacity);
+	if (n < 0) {
+		kv_peer_drop(s->peer, "its ring of ops makes no sense");
+		return;
+	}
+	for (; n; n--) {
+		struct kv_op op = s->ops[s->op_tail & (s->op_capacity - 1)];
+		int r = -EINVAL;
+
+		s->op_tail++;
+		if (op.kind == KV_OP_GIVE) {
+			r = kv_books_give(&s->pool->books, s->slot, op.id);
+			gave = true;
+		} else if (op.kind == KV_OP_PUBLISH) {
+			r = kv_books_publish(&s->pool->books, s->slot, &op);
+			s->n_published += r == KV_PUBLISHED;
+		}
+		if (r < 0) {
+			kv_log(KV_LOG_WARN, "session %llu: op %u on block %d, which isn't its own",
+			       (unsigned long long)s->id, op.kind, op.id);
+			kv_ring_consume(&s->shm->ops, s->op_tail);
+			kv_peer_drop(s->peer, "it gave or published a block that isn't its own");
+			return;
+		}
+	}
+	kv_ring_consume(&s->shm->ops, s->op_tail);
+	if (gave)
+		kv_capacity_serve(s->pool->daemon, s->pool);
+}
+
+void kv_session_post(struct kv_session *s, uint32_t n)
+{
+	int64_t room = kv_ring_writable(&s->shm->grants, s->grant_head, s->grant_capacity);
+
+	if (room < (int64_t)n) {
+		kv_peer_drop(s->peer, "its ring of grants makes no sense");
+		return;
+	}
+	for (uint32_t i = 0; i < n; i++)
+		kv_books_grant(&s->pool->books, s->slot, 1,
+			       &s->grants[s->grant_head++ & (s->grant_capacity - 1)]);
+	kv_ring_post(&s->shm->grants, s->grant_head);
+}
+
+static uint32_t at_hand(const struct kv_session *s, uint32_t n)
+{
+	uint32_t free_blocks = s->pool->books.n_free, most = kv_load_relaxed(&s->shm->n_magazine);
+
+	n = n < most ? n : most;
+	return n < free_blocks ? n : free_blocks;
+}
+
+void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *msg)
+{
+	struct kv_session *s = peer->session;
+	struct kv_msg_leased reply = { .n = msg->n };
+	int64_t now = kv_now();
+	int r;
+
+	if (msg->head.type == KV_MSG_WANT) {
+		/* Those who wait come first. */
+		if (!kv_link_is_alone(&s->pool->waiters))
+			return;
+		kv_capacity_room(s->pool, msg->n < 256 ? msg->n : 256, false);
+		kv_session_post(s, at_hand(s, msg->n));
+		return;
+	}
+
+	r = kv_capacity_room(s->pool, msg->n, true);
+	if (!r) {
+		uint32_t left = s->pool->books.n_free - msg->n;
+		uint32_t extra = at_hand(s, msg->extra);
+
+		reply.n += extra < left ? extra : left;
+		kv_session_post(s, reply.n);
+	} else if (r != KV_TOO_LARGE && (msg->timeout_ns > 0 || r == -EAGAIN)) {
+		s->want_n = msg->n;
+		s->want_extra = msg->extra < 256 ? msg->extra : 256;
+		s->want_tag = msg->head.tag;
+		s->want_deadline = now + (msg->timeout_ns < 3600 * KV_SEC ? msg->timeout_ns :
+									      3600 * KV_SEC);
+		s->want_scrub_deadline = now + SCRUB_WAIT;
+		kv_capacity_wait(s);
+		return;
+	} else {
+		reply.n = 0;
+		reply.answer = r == KV_TOO_LARGE ? r : KV_NO_ROOM;
+		s->pool->n_no_room++;
+	}
+	if (peer->fd < 0)
+		return;
+	kv_wire_init(&reply.head, KV_MSG_LEASED, sizeof(reply), msg->head.tag);
+	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
+}
