@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An attention problem: a batch over a pool in the memory of the device under test, and its answer
+ * in double precision, calculated from the values that are stored.
+ *
+ * Whatever no query may look at is NaN: unused rows of blocks, blocks of no sequence, gaps of the
+ * layout. K, V and q of a sequence come from its name and the position alone, so that the same
+ * sequence can be asked about in another batch.
+ */
+#ifndef KV_TESTS_KERNELS_PROBLEM_H
+#define KV_TESTS_KERNELS_PROBLEM_H
+
+#include "kernels/attention.h"
+
+#define PROBLEM_SEQS 16
+
+struct problem_spec {
+	int n_seqs;
+	int names[PROBLEM_SEQS]; /* seeds of their data */
+	int q_lens[PROBLEM_SEQS];
+	int lens[PROBLEM_SEQS];
+	int n_heads_kv;
+	int group;
+	int dk;
+	int dv;
+	int block_tokens;
+	int dtype;
+	int k_dtype;
+	int v_dtype;
+	float k_scale; /* of 8-bit types */
+	float v_scale;
+	int kind; /* enum kv_layout_kind */
+	bool head_major;
+	int gap; /* elements between rows, so that they are not aligned to 16 bytes */
+	int window_left;
+	float softcap;
+	float sm_scale;
+	int causal;
+	int spare_rows; /* of q and out, past the last query */
+	int shuffle;	/* which order the ids of blocks come in */
+};
+
+struct problem {
+	struct problem_spec spec;
+	struct kv_attention_args args; /* pointers are the device's */
+	int n_rows;		       /* of q, the spare ones left out */
+	int n_heads_q;
+	size_t pool_bytes;
+	void *pool;
+	double *out; /* [n_rows, n_heads_q, dv] right answers */
+	double *lse; /* [n_rows, n_heads_q] */
+};
+
+/* K and V that fit together: 16-bit floats, 2 KV heads of 64, blocks of 16, one name a sequence. */
+struct problem_spec problem_default(void);
+
+struct problem *problem_new(const struct problem_spec *spec);
+struct problem *problem_free(struct problem *problem);
+
+/* Runs @backend; the results, lse included, on the host: free() them. */
+void problem_run(struct problem *problem, const struct kv_attn_backend *backend, void **ret_out,
+		 float **ret_lse);
+
+/* Runs @backend and holds the results against the answer, with the tolerance of the types. */
+void problem_check(struct problem *problem, const struct kv_attn_backend *backend);
+
+/* Backends of the device under test, and the vector sets this CPU has; ends with NULL. */
+const struct kv_attn_backend *const *problem_backends(void);
+
+#endif
