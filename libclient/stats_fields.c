@@ -10,6 +10,8 @@
 
 #include <kvcached/stats.h>
 
+#include "include/internal/public.h"
+
 #define IS_NUMBER(type, field) _Generic(((type *)0)->field, uint64_t : 1, default : 0)
 #define IS_TEXT(type, field) _Generic(((type *)0)->field, char * : 1, default : 0)
 
@@ -118,7 +120,7 @@ static const struct kv_stat_field session_fields[] = {
 };
 /* clang-format on */
 
-const struct kv_stat_field *kv_stat_fields(enum kv_stat_kind kind)
+KV_PUBLIC const struct kv_stat_field *kv_stat_fields(enum kv_stat_kind kind)
 {
 	static const struct kv_stat_field none[] = { { NULL } };
 
