@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "include/internal/arena_export.h"
 #include "include/internal/error.h"
 #include "kernels/cuda_driver.h"
 
@@ -150,29 +151,21 @@ void kv_cuda_leave(const struct kv_cuda *driver)
 	driver->cuCtxPopCurrent(&context);
 }
 
-const char *kv_uuid_text(const uint8_t uuid[16], char text[KV_UUID_TEXT])
-{
-	char *at = text;
-
-	at += snprintf(at, 5, "GPU-");
-	for (int i = 0; i < 16; i++)
-		at += snprintf(at, 4, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
-			       uuid[i]);
-	return text;
-}
-
 int kv_cuda_find(const uint8_t uuid[16], CUdevice *ret)
 {
 	const struct kv_cuda *driver;
-	char text[KV_UUID_TEXT];
+	char text[KV_UUID_TEXT_BYTES], why[KV_ERROR_BYTES];
 	CUdevice device;
 	CUuuid found;
 	CUresult e;
 	int r, n = 0;
 
+	kv_uuid_format(uuid, text);
 	r = kv_cuda_get(&driver);
-	if (r < 0)
-		return r;
+	if (r < 0) {
+		snprintf(why, sizeof(why), "%s", kv_error_text());
+		return kv_error(r, "%s: %s", text, why);
+	}
 	e = driver->cuDeviceGetCount(&n);
 	if (e)
 		return kv_cuda_error(e, "counting GPUs");
@@ -189,7 +182,7 @@ int kv_cuda_find(const uint8_t uuid[16], CUdevice *ret)
 	}
 	return kv_error(
 		-ENODEV,
-		"%s is not among the %d GPUs that this process sees (CUDA_VISIBLE_DEVICES, or "
+		"%s: not among the %d GPUs that this process sees (CUDA_VISIBLE_DEVICES, or "
 		"the container's devices)",
-		kv_uuid_text(uuid, text), n);
+		text, n);
 }

@@ -103,8 +103,4 @@ void kv_cuda_leave(const struct kv_cuda *cuda);
  */
 int kv_cuda_find(const uint8_t uuid[16], CUdevice *ret);
 
-/* "GPU-01234567-89ab-..." as the vendor's tools print it. */
-#define KV_UUID_TEXT 41
-const char *kv_uuid_text(const uint8_t uuid[16], char text[KV_UUID_TEXT]);
-
 #endif

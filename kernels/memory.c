@@ -258,7 +258,7 @@ static int check_range(const struct kv_memory *memory, const char *what, uint64_
 		       uint64_t bytes)
 {
 	if (memory->process != process)
-		return kv_error(-EPERM,
+		return kv_error(-ECHILD,
 				"arena of epoch %" PRIx64
 				": attached before a fork, attach it again in the child",
 				memory->export.epoch);

@@ -56,8 +56,8 @@ int kv_memory_device(const struct kv_memory *memory);
  * Work on the bytes of an arena. Host: done on return. CUDA: zero and copy are queued on @stream
  * (NULL: a stream of the attachment's own), kv_memory_sync() waits for that one; read and write come
  * after what is queued on it and are done on return. Ranges of a copy don't overlap.
- * Return: 0, -EINVAL (outside the arena), -EPERM (attached read-only, or before a fork), -EIO,
- * -ETIMEDOUT (the attachment's own stream was not done after KV_MEMORY_WAIT).
+ * Return: 0, -EINVAL (outside the arena), -EPERM (attached read-only), -ECHILD (attached before
+ * a fork), -EIO, -ETIMEDOUT (the attachment's own stream was not done after KV_MEMORY_WAIT).
  */
 #define KV_MEMORY_WAIT ((int64_t)60 * 1000000000)
 int kv_memory_zero(struct kv_memory *memory, uint64_t offset, uint64_t bytes, void *stream);

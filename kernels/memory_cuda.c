@@ -197,9 +197,9 @@ static int attach(struct kv_memory *memory, const int *fds)
 	own = calloc(1, sizeof(*own));
 	if (!own)
 		return kv_error(-ENOMEM, "no memory for the record of an attached arena");
-	r = kv_cuda_get(&own->cuda);
+	r = kv_cuda_find(memory->export.uuid, &own->device);
 	if (!r)
-		r = kv_cuda_find(memory->export.uuid, &own->device);
+		r = kv_cuda_get(&own->cuda);
 	if (!r)
 		r = kv_cuda_retain(own->cuda, own->device, &own->context);
 	if (r < 0)

@@ -31,11 +31,12 @@ struct kv_arena_export {
 };
 
 /* "GPU-01234567-89ab-cdef-0123-456789abcdef": 40 characters and the NUL */
-static inline void kv_uuid_format(const uint8_t uuid[KV_UUID_BYTES], char text[41])
+#define KV_UUID_TEXT_BYTES 41
+static inline void kv_uuid_format(const uint8_t uuid[KV_UUID_BYTES], char text[KV_UUID_TEXT_BYTES])
 {
 	const uint8_t *u = uuid;
 
-	snprintf(text, 41,
+	snprintf(text, KV_UUID_TEXT_BYTES,
 		 "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
 		 u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
 		 u[15]);

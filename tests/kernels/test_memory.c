@@ -332,8 +332,8 @@ static int everything_is_refused(void *arg)
 	struct kv_memory *memory = arg, *mine = NULL;
 	char byte = 1;
 
-	if (kv_memory_read(memory, 0, &byte, 1) != -EPERM ||
-	    kv_memory_write(memory, 0, &byte, 1) != -EPERM || kv_memory_sync(memory) != -EPERM)
+	if (kv_memory_read(memory, 0, &byte, 1) != -ECHILD ||
+	    kv_memory_write(memory, 0, &byte, 1) != -ECHILD || kv_memory_sync(memory) != -ECHILD)
 		return 100;
 	kv_memory_detach(memory); /* nothing, and not twice either */
 	kv_memory_detach(memory);
