@@ -6,10 +6,10 @@
  * A device kind is a table of functions; device_host.c and device_cuda.c are complete pairs.
  * Threads: start-up only, before the event loop runs. No function here runs on the loop.
  *
- * The calling process never loads the CUDA driver: what needs it is done in forked helper processes,
- * which hand back file descriptors and figures. It must not have used CUDA itself before (a driver
- * doesn't survive a fork). A vmm arena is nothing but its descriptors; an ipc arena has an owner
- * process that lives until arena_free(), or until this process ends.
+ * The calling process never loads the CUDA driver: what needs it is done in forked helper
+ * processes, which hand back file descriptors and figures. It must not have used CUDA itself before
+ * (a driver doesn't survive a fork). A vmm arena is nothing but its descriptors; an ipc arena has
+ * an owner process that lives until arena_free(), or until this process ends.
  */
 #ifndef KV_DAEMON_DEVICE_H
 #define KV_DAEMON_DEVICE_H
@@ -56,8 +56,8 @@ struct kv_device_ops {
 	 * bytes of every granule keep what is written there. Then they are zero again.
 	 *
 	 * Return: 0; -ENOMEM with both numbers (asked, free) in the text; -ENOTSUP if @kind can't
-	 * work on this device, with the reason; -EMFILE if there are more granules than this process
-	 * may have files; other negative errno.
+	 * work on this device, with the reason; -EMFILE if there are more granules than this
+	 * process may have files; other negative errno.
 	 */
 	int (*arena_new)(int ordinal, uint64_t bytes, uint32_t kind, uint64_t granule_bytes,
 			 struct kv_arena **ret);

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * GPUs, and arenas on them. This process decides and holds descriptors; all that needs the driver is
- * done by helper processes (device_cuda_job.c), so a vmm arena's owner has neither driver nor context,
- * can fork, and isn't slowed when the driver tears down somebody else.
+ * GPUs, and arenas on them. This process decides and holds descriptors; all that needs the driver
+ * is done by helper processes (device_cuda_job.c), so a vmm arena's owner has neither driver nor
+ * context, can fork, and isn't slowed when the driver tears down somebody else.
  *
  *	arena_new:	make (helper, ends)  ->  fds here  ->  check (helper, ends)	vmm
  *			make (helper, stays: the owner)    ->  check (helper, ends)	ipc
  *
  * The kind is never changed silently: kv_arena.why says what was taken and why not the other.
  *
- * Measured (H200, driver 580.159; tests/gpu/test_device_cuda.c prints them): 125 GiB as one granule are
- * made and checked in 440 ms, in granules of 64 MiB in 840 ms, as ipc in 370 ms. The vmm owner takes
- * no other byte of the GPU, the ipc owner a context of 520 MiB.
+ * Measured (H200, driver 580.159; tests/gpu/test_device_cuda.c prints them): 125 GiB as one granule
+ * are made and checked in 440 ms, in granules of 64 MiB in 840 ms, as ipc in 370 ms. The vmm owner
+ * takes no other byte of the GPU, the ipc owner a context of 520 MiB.
  */
 #include <errno.h>
 #include <inttypes.h>

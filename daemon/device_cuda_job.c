@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A granule's descriptor holds the memory by itself: when its maker has sent it and ended, the memory
- * lives on with whoever has the descriptor, and no process has a context on the GPU for it (a primary
- * context costs some 500 MiB).
+ * A granule's descriptor holds the memory by itself: when its maker has sent it and ended, the
+ * memory lives on with whoever has the descriptor, and no process has a context on the GPU for it
+ * (a primary context costs some 500 MiB).
  *
  * Granules ask for GPUDirect RDMA where the GPU can: it cannot be added later.
  */
@@ -153,7 +153,7 @@ static uint64_t min(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-/* All are made before the first is sent: what is sent can't be taken back for another count of free. */
+/* All are made before the first is sent: else what is free couldn't be counted on failure. */
 static int make_granules(const struct kv_cuda *cuda, CUdevice device, const struct kv_cuda_job *job,
 			 const struct kv_device_info *info, uint32_t n,
 			 CUmemGenericAllocationHandle *handles)

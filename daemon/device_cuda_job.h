@@ -18,8 +18,8 @@ struct kv_cuda_job {
 kv_helper_job kv_cuda_job_info;
 
 /*
- * Makes granules, without a context, and sends a descriptor of each; needs a context only to say how
- * much is free when there is too little. reply->export but its epoch.
+ * Makes granules, without a context, and sends a descriptor of each; needs a context only to say
+ * how much is free when there is too little. reply->export but its epoch.
  */
 kv_helper_job kv_cuda_job_vmm;
 

@@ -72,8 +72,8 @@ int kv_helper_start(kv_helper_job *job, const void *arg, int64_t timeout_ns, str
 }
 
 /*
- * Waits until the child has ended, without reaping it if @leave. Return: has it (or was it reaped by
- * somebody else)?
+ * Waits until the child has ended, without reaping it if @leave. Return: has it (or was it reaped
+ * by somebody else)?
  */
 static bool has_ended(pid_t pid, bool leave, int64_t timeout_ns, siginfo_t *ret)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Helper processes: a forked child that does one job which this process must not do itself (load the
- * CUDA driver, hold a context), and answers over a socket pair with figures, a text and descriptors.
- * A job that hangs or crashes costs its helper and nothing else.
+ * Helper processes: a forked child that does one job which this process must not do itself (load
+ * the CUDA driver, hold a context), and answers over a socket pair with figures, a text and
+ * descriptors. A job that hangs or crashes costs its helper and nothing else.
  *
  * Threads: the caller is expected to be the only thread, or to fork where that is safe.
  */
@@ -48,8 +48,8 @@ int kv_helper_start(kv_helper_job *job, const void *arg, int64_t timeout_ns, str
  * kv_helper_receive() - its answer
  * @fds: [n_fds], filled in order, close-on-exec
  *
- * Return: what the job answered, with its text; -EIO if the helper died, or sent too few descriptors;
- *         -ETIMEDOUT; -EMFILE. On failure no descriptor is left open.
+ * Return: what the job answered, with its text; -EIO if the helper died, or sent too few
+ *         descriptors; -ETIMEDOUT; -EMFILE. On failure no descriptor is left open.
  */
 int kv_helper_receive(const struct kv_helper *helper, int64_t timeout_ns, int *fds, uint32_t n_fds,
 		      struct kv_helper_reply *ret);

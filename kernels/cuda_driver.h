@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA driver, looked up when first needed, so that programs start where there is none. The types
- * are cuda.h's; no function of it is linked. cuda.h renames calls to their versions by macro
+ * The CUDA driver, looked up when first needed, so that programs start where there is none. The
+ * types are cuda.h's; no function of it is linked. cuda.h renames calls to their versions by macro
  * (cuMemAlloc is cuMemAlloc_v2), and so are members and looked-up names here:
  *
  *	e = cuda->cuMemAlloc(&p, bytes);
@@ -76,12 +76,12 @@ struct kv_cuda {
 /**
  * kv_cuda_get() - the driver, loaded and initialised, once
  *
- * Return: 0; -ENODEV if there is no driver or no GPU; -ENOTSUP if the driver is too old, or this is a
- *         forked child of a process that had CUDA initialised; -EIO.
+ * Return: 0; -ENODEV if there is no driver or no GPU; -ENOTSUP if the driver is too old, or this is
+ *         a forked child of a process that had CUDA initialised; -EIO.
  */
 int kv_cuda_get(const struct kv_cuda **ret);
 
-/* Has kv_cuda_get() ever tried to initialise the driver in this process, or in one it was forked of? */
+/* Has kv_cuda_get() tried to start the driver, here or in a process that this was forked of? */
 bool kv_cuda_was_used(void);
 
 /*

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The user's side of device memory: attach to an arena that another process owns, and the few things
- * that both clients and movers do with bytes, streams and events.
+ * The user's side of device memory: attach to an arena that another process owns, and the few
+ * things that both clients and movers do with bytes, streams and events.
  *
  * An arena that is attached several times in a process is mapped once for each protection, and
  * counted. Arenas are told apart by epoch and GPU, never by handle or address: both can repeat.
  *
  * fork(): a child inherits no mapping (host: MADV_DONTFORK), and CUDA is unusable in it. From the
- * first attach on, a fork handler makes the child forget what was attached, and close the GPU's file
- * descriptors where CUDA was used: they would keep a dead parent's kernels running. What the child
- * still holds of its parent's attachments it may only detach, which then does nothing.
+ * first attach on, a fork handler makes the child forget what was attached, and close the GPU's
+ * file descriptors where CUDA was used: they would keep a dead parent's kernels running. What the
+ * child still holds of its parent's attachments it may only detach, which then does nothing.
  *
- * Threads: any, at any time; attach and detach of one arena wait for each other, and no lock is held
- * in a driver call. The caller's current CUDA context is left as it was. The primary context is used,
- * never one of our own. Nothing happens at exit.
+ * Threads: any, at any time; attach and detach of one arena wait for each other, and no lock is
+ * held in a driver call. The caller's current CUDA context is left as it was. The primary context
+ * is used, never one of our own. Nothing happens at exit.
  */
 #ifndef KV_KERNELS_MEMORY_H
 #define KV_KERNELS_MEMORY_H
@@ -54,8 +54,8 @@ int kv_memory_device(const struct kv_memory *memory);
 
 /*
  * Work on the bytes of an arena. Host: done on return. CUDA: zero and copy are queued on @stream
- * (NULL: a stream of the attachment's own), kv_memory_sync() waits for that one; read and write come
- * after what is queued on it and are done on return. Ranges of a copy don't overlap.
+ * (NULL: a stream of the attachment's own), kv_memory_sync() waits for that one; read and write
+ * come after what is queued on it and are done on return. Ranges of a copy don't overlap.
  * Return: 0, -EINVAL (outside the arena), -EPERM (attached read-only), -ECHILD (attached before
  * a fork), -EIO, -ETIMEDOUT (the attachment's own stream was not done after KV_MEMORY_WAIT).
  */

@@ -6,12 +6,12 @@
  *	vmm: granule 0 | granule 1 | ... | last		adjacent in one reserved address range
  *	ipc: one allocation of the owner, opened by its handle
  *
- * Each attachment (and event, and pinned block: memory_cuda_stream.c) holds its own reference to the
- * primary context, so the order in which they go is free. A granule's imported handle is released as
- * soon as it is mapped: the mapping keeps the memory.
+ * Each attachment (and event, and pinned block: memory_cuda_stream.c) holds its own reference to
+ * the primary context, so the order in which they go is free. A granule's imported handle is
+ * released as soon as it is mapped: the mapping keeps the memory.
  *
- * A context that has faulted can't unmap anything; detaching ignores such errors, as the process can
- * only end.
+ * A context that has faulted can't unmap anything; detaching ignores such errors, as the process
+ * can only end.
  */
 #include <dirent.h>
 #include <errno.h>

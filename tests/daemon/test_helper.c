@@ -172,7 +172,7 @@ START_TEST(a_helper_that_stays_holds_nothing_of_its_parent_and_ends_when_told)
 }
 END_TEST
 
-/* @closed: only the death itself can tell, since a third process keeps the socket's other end open. */
+/* If not @closed, a third process keeps the socket's other end open: only the death can tell. */
 static void outlive_parent(bool closed)
 {
 	struct kv_helper helper;

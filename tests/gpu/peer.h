@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests of GPU memory between real processes. The test itself is an owner: it never uses CUDA. What does
- * runs in forked children ("peers"), each with a socket to here: a peer gets an arena as a client of the
- * daemon does, and answers numbers.
+ * Tests of GPU memory between real processes. The test itself is an owner: it never uses CUDA. What
+ * does runs in forked children ("peers"), each with a socket to here: a peer gets an arena as a
+ * client of the daemon does, and answers numbers.
  */
 #ifndef KV_TESTS_GPU_PEER_H
 #define KV_TESTS_GPU_PEER_H

@@ -475,7 +475,7 @@ END_TEST
  * Forks
  */
 
-/* Attaches, forks a child that lives on, says its PID, and waits for death. @raw: no fork handler runs. */
+/* Attaches, forks a child that lives on, and waits for death. @raw: no fork handler runs. */
 static void parent_of_an_orphan(int socket, bool raw)
 {
 	pid_t child;
