@@ -1,0 +1,484 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tools/engine/error.h"
+#include "tools/engine/scheduler.h"
+
+#define SHORT_WAIT   KV_SEC /* of a lone sequence, before it gives its blocks to others */
+#define PING_WAIT    (100 * KV_MSEC)
+#define FOLLOW_PAUSE (KV_MSEC / 5) /* between two looks at what the first engine did */
+
+struct kv_scheduler {
+	struct kv_scheduler_options options;
+	uint32_t block_tokens;
+	struct kv_batch *batch;
+	struct kv_request *waiting;
+	struct kv_request **running; /* [n_running of max_batch] oldest first */
+	uint32_t n_running;
+	struct kv_batch_item *items; /* [max_batch] of the step that is being made */
+	struct kv_request **members; /* whose they are */
+	uint32_t n_items;
+	int64_t step_ns; /* how long the last step took */
+	bool pinged;	 /* since then */
+	int32_t *rows;	 /* [max_batch] batch rows whose logits are wanted */
+	float *logits;	 /* [max_batch, n_vocab] */
+};
+
+static int64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * KV_SEC + t.tv_nsec;
+}
+
+static int lib_error(int r, const char *what)
+{
+	return kv_engine_error(r, "%s: %s", what, kv_error_text());
+}
+
+int kv_scheduler_new(const struct kv_scheduler_options *options, struct kv_scheduler **ret)
+{
+	KV_OPTIONS(kv_batch_options, sizes, .max_seqs = options->max_batch,
+		   .max_tokens = options->chunk + options->max_batch,
+		   .max_blocks_per_seq = options->max_blocks);
+	struct kv_scheduler *s = calloc(1, sizeof(*s));
+	uint32_t n = options->max_batch;
+	struct kv_pool_info info;
+	int r;
+
+	if (!s)
+		return kv_engine_error(-ENOMEM, "no memory for the scheduler");
+
+	kv_pool_info(options->pool, &info);
+	s->options = *options;
+	s->block_tokens = info.block_tokens;
+	s->running = calloc(n, sizeof(*s->running));
+	s->items = calloc(n, sizeof(*s->items));
+	s->members = calloc(n, sizeof(*s->members));
+	s->rows = calloc(n, sizeof(*s->rows));
+	s->logits = calloc((size_t)n * kv_model_shape(options->model)->n_vocab, sizeof(*s->logits));
+	if (!s->running || !s->items || !s->members || !s->rows || !s->logits) {
+		kv_scheduler_free(s);
+		return kv_engine_error(-ENOMEM, "no memory for a batch of %u", n);
+	}
+	r = kv_batch_new(options->pool, &sizes, &s->batch);
+	if (r < 0) {
+		kv_scheduler_free(s);
+		return lib_error(r, "kv_batch_new");
+	}
+	*ret = s;
+	return 0;
+}
+
+static void release(struct kv_scheduler *s, struct kv_request *request)
+{
+	request->seq = kv_seq_free(request->seq, s->options.stream);
+}
+
+struct kv_scheduler *kv_scheduler_free(struct kv_scheduler *s)
+{
+	if (!s)
+		return NULL;
+
+	for (uint32_t i = 0; i < s->n_running; i++)
+		release(s, s->running[i]);
+	kv_batch_free(s->batch);
+	free(s->running);
+	free(s->items);
+	free(s->members);
+	free(s->rows);
+	free(s->logits);
+	free(s);
+	return NULL;
+}
+
+void kv_scheduler_add(struct kv_scheduler *s, struct kv_request *request)
+{
+	struct kv_request **end = &s->waiting;
+
+	while (*end)
+		end = &(*end)->next;
+	*end = request;
+	request->next = NULL;
+	request->added_ns = now_ns();
+}
+
+static void tell(struct kv_scheduler *s, struct kv_request *request, int32_t token)
+{
+	if (s->options.on_token)
+		s->options.on_token(s->options.context, request, token);
+}
+
+static void end_request(struct kv_scheduler *s, struct kv_request *request, int error)
+{
+	request->done = true;
+	request->error = error;
+	if (error)
+		snprintf(request->why, sizeof(request->why), "%s", kv_engine_error_text());
+	release(s, request);
+	tell(s, request, -1);
+}
+
+static void leave_running(struct kv_scheduler *s, uint32_t i)
+{
+	s->n_running--;
+	memmove(&s->running[i], &s->running[i + 1], (s->n_running - i) * sizeof(*s->running));
+}
+
+static void preempt(struct kv_scheduler *s, uint32_t i)
+{
+	struct kv_request *request = s->running[i];
+
+	release(s, request);
+	request->n_preempted++;
+	request->next = s->waiting;
+	s->waiting = request;
+	leave_running(s, i);
+}
+
+/* Find what is cached from the sequence's length on; it grows by that. */
+static int look_up(struct kv_scheduler *s, struct kv_request *request)
+{
+	size_t before = kv_seq_len(request->seq), hit;
+	int r;
+
+	if (!s->options.share)
+		return 0;
+
+	r = kv_seq_lookup(request->seq, request->tokens.at, request->tokens.n, &hit);
+	if (r < 0)
+		return lib_error(r, "kv_seq_lookup");
+
+	/* After a preemption it would mostly find its own work again. */
+	if (!request->n_preempted)
+		request->n_hit += kv_seq_len(request->seq) - before;
+	return 0;
+}
+
+/* Return: 0; KV_NO_ROOM; KV_TOO_LARGE; negative. On any but 0 the request holds nothing. */
+static int try_admit(struct kv_scheduler *s, struct kv_request *request, int64_t timeout)
+{
+	int r;
+
+	r = kv_seq_new(s->options.pool, &request->seq);
+	if (r < 0)
+		return lib_error(r, "kv_seq_new");
+
+	r = look_up(s, request);
+	if (r < 0) {
+		release(s, request);
+		return r;
+	}
+
+	r = kv_seq_reserve(request->seq, request->tokens.n, timeout);
+	if (r < 0)
+		lib_error(r, "kv_seq_reserve");
+	if (r)
+		release(s, request);
+	else
+		request->n_settled = kv_seq_len(request->seq);
+	return r;
+}
+
+/* Let waiting requests run, in their order, as long as there is room. */
+static int admit(struct kv_scheduler *s)
+{
+	int64_t timeout;
+	int r;
+
+	while (s->waiting && s->n_running < s->options.max_batch) {
+		struct kv_request *request = s->waiting;
+		size_t n_hit = request->n_hit;
+
+		timeout = s->n_running ? 0 : s->options.wait_ns;
+		r = try_admit(s, request, timeout);
+		if (r < 0)
+			return r;
+		if (r)
+			request->n_hit = n_hit; /* it was given back */
+		if (r == KV_NO_ROOM && s->n_running)
+			return 0;
+
+		s->waiting = request->next;
+		if (r == KV_NO_ROOM) {
+			kv_engine_error(-ENOSPC, "no room for %zu tokens within %lld s",
+					request->tokens.n, (long long)(timeout / KV_SEC));
+			end_request(s, request, -ENOSPC);
+		} else if (r == KV_TOO_LARGE) {
+			kv_engine_error(-ENOSPC, "the pool never has room for %zu tokens",
+					request->tokens.n);
+			end_request(s, request, -ENOSPC);
+		} else {
+			s->running[s->n_running++] = request;
+		}
+	}
+	return 0;
+}
+
+/*
+ * Room for @n_tokens of running sequence @i: the youngest sequences go until there is some.
+ * Return: 0; KV_NO_ROOM: it had to go itself; negative.
+ */
+static int make_room(struct kv_scheduler *s, uint32_t i, size_t n_tokens)
+{
+	struct kv_request *request = s->running[i];
+	int r;
+
+	for (;;) {
+		r = kv_seq_reserve(request->seq, n_tokens, s->n_running > 1 ? 0 : SHORT_WAIT);
+		if (r < 0)
+			return lib_error(r, "kv_seq_reserve");
+		if (!r)
+			return 0;
+		if (r == KV_TOO_LARGE) {
+			kv_engine_error(-ENOSPC, "the pool never has room for %zu tokens",
+					n_tokens);
+			leave_running(s, i);
+			end_request(s, request, -ENOSPC);
+			return KV_NO_ROOM;
+		}
+
+		preempt(s, s->n_running - 1);
+		if (s->n_running <= i)
+			return KV_NO_ROOM;
+	}
+}
+
+static kv_block_id last_block(const struct kv_scheduler *s, const struct kv_request *request)
+{
+	const kv_block_id *ids;
+
+	kv_seq_blocks(request->seq, &ids);
+	return ids[kv_seq_len(request->seq) / s->block_tokens - 1];
+}
+
+/*
+ * Learn whose blocks of what we published became the cached ones: where another engine was first,
+ * the library exchanges ours for its, and we follow. Without a daemon nothing is learnt.
+ */
+static int settle(struct kv_scheduler *s, struct kv_request *request)
+{
+	kv_block_id ours = last_block(s, request);
+	int r;
+
+	if (!s->pinged && kv_ping(s->options.client, PING_WAIT) < 0)
+		return 0;
+	s->pinged = true;
+
+	r = kv_seq_publish(request->seq, s->options.stream);
+	if (r < 0)
+		return lib_error(r, "kv_seq_publish");
+	request->n_settled = kv_seq_len(request->seq);
+	request->follow_ns = last_block(s, request) != ours ? now_ns() + 2 * s->step_ns : 0;
+	return 0;
+}
+
+/* Between two chunks of a prompt: has another engine computed what comes next, or will it? */
+static int look_ahead(struct kv_scheduler *s, struct kv_request *request)
+{
+	size_t len = kv_seq_len(request->seq);
+	int r;
+
+	if (!s->options.share || len % s->block_tokens)
+		return 0;
+
+	if (request->n_settled < len) {
+		r = settle(s, request);
+		if (r < 0 || request->n_settled < len)
+			return r;
+	}
+	r = look_up(s, request);
+	if (r < 0)
+		return r;
+
+	if (kv_seq_len(request->seq) > len) {
+		request->n_settled = kv_seq_len(request->seq);
+		if (request->follow_ns)
+			request->follow_ns = now_ns() + 2 * s->step_ns;
+	}
+	return 0;
+}
+
+/* Is it worth waiting for another engine? Not for the part that is never found: the last token. */
+static bool follows(const struct kv_scheduler *s, const struct kv_request *request)
+{
+	size_t most = (request->tokens.n - 1) / s->block_tokens * s->block_tokens;
+
+	return request->follow_ns && kv_seq_len(request->seq) < most &&
+	       now_ns() < request->follow_ns;
+}
+
+/* How many tokens of a sequence this step computes, of @budget for prompts */
+static uint32_t tokens_of_step(const struct kv_scheduler *s, const struct kv_request *request,
+			       uint32_t budget)
+{
+	size_t len = kv_seq_len(request->seq), pending = request->tokens.n - len, end;
+
+	if (pending == 1)
+		return 1;
+	if (pending <= budget)
+		return pending;
+
+	end = (len + budget) / s->block_tokens * s->block_tokens;
+	return end > len ? end - len : budget;
+}
+
+/* Decide who takes part, and make room for it. Members with n_step 0 don't. */
+static int plan_step(struct kv_scheduler *s)
+{
+	uint32_t budget = s->options.chunk;
+	struct kv_request *request;
+	size_t len;
+	int r;
+
+	for (uint32_t i = 0; i < s->n_running;) {
+		request = s->running[i];
+		request->n_step = 0;
+		if (kv_seq_len(request->seq) + 1 < request->tokens.n) {
+			r = look_ahead(s, request);
+			if (r < 0)
+				return r;
+		}
+
+		len = kv_seq_len(request->seq);
+		if (!follows(s, request))
+			request->n_step = tokens_of_step(s, request, budget);
+		if (len + 1 < request->tokens.n)
+			budget -= request->n_step;
+		r = make_room(s, i, len + request->n_step);
+		if (r < 0)
+			return r;
+		i += r == 0;
+	}
+	return 0;
+}
+
+static int build_batch(struct kv_scheduler *s)
+{
+	int r;
+
+	s->n_items = 0;
+	for (uint32_t i = 0; i < s->n_running; i++) {
+		struct kv_request *request = s->running[i];
+		size_t len = kv_seq_len(request->seq);
+
+		if (!request->n_step)
+			continue; /* its turn comes later */
+		r = kv_seq_append(request->seq, request->tokens.at + len, request->n_step);
+		if (r < 0)
+			return lib_error(r, "kv_seq_append");
+		s->items[s->n_items] =
+			(struct kv_batch_item){.seq = request->seq, .n_query = request->n_step};
+		s->members[s->n_items++] = request;
+	}
+	if (!s->n_items)
+		return 0;
+	r = kv_batch_build(s->batch, s->items, s->n_items, 0, 0);
+	if (r < 0)
+		return lib_error(r, "kv_batch_build");
+	r = kv_batch_copy(s->batch, s->options.stream);
+	if (r < 0)
+		return lib_error(r, "kv_batch_copy");
+	return 0;
+}
+
+/* The next token of a request whose tokens are all computed */
+static int choose(struct kv_scheduler *s, struct kv_request *request, const float *logits)
+{
+	const struct kv_model_shape *shape = kv_model_shape(s->options.model);
+	size_t n_new = request->tokens.n - request->n_prompt;
+	int token, r;
+
+	if (!n_new && request->logits)
+		memcpy(request->logits, logits, shape->n_vocab * sizeof(*logits));
+	if (request->max_new) {
+		token = kv_sampler_pick(&request->sampler, logits, shape->n_vocab);
+		if (token < 0)
+			return token;
+		r = kv_tokens_push(&request->tokens, token);
+		if (r < 0)
+			return r;
+
+		request->last_ns = now_ns();
+		if (!n_new++)
+			request->first_ns = request->last_ns;
+		tell(s, request, token);
+		if (n_new < request->max_new && request->tokens.n < shape->n_ctx &&
+		    (s->options.ignore_end || !kv_tokenizer_is_end(s->options.tokenizer, token)))
+			return 0;
+	}
+
+	for (uint32_t i = 0; i < s->n_running; i++)
+		if (s->running[i] == request)
+			leave_running(s, i);
+	end_request(s, request, 0);
+	return 0;
+}
+
+static int run_step(struct kv_scheduler *s)
+{
+	uint32_t n_vocab = kv_model_shape(s->options.model)->n_vocab, n_rows = 0;
+	const struct timespec pause = {.tv_nsec = FOLLOW_PAUSE};
+	const struct kv_batch_data *data;
+	int64_t start = now_ns();
+	int r;
+
+	r = build_batch(s);
+	if (r < 0)
+		return r;
+	if (!s->n_items) {
+		nanosleep(&pause, NULL);
+		return 0;
+	}
+
+	data = kv_batch_data(s->batch);
+	for (uint32_t i = 0; i < s->n_items; i++)
+		if (kv_seq_len(s->items[i].seq) == s->members[i]->tokens.n)
+			s->rows[n_rows++] = data->query_start_loc[i + 1] - 1;
+	r = kv_model_step(s->options.model, data, s->options.views, s->rows, n_rows, s->logits);
+	if (r < 0)
+		return r;
+	s->step_ns = now_ns() - start;
+	s->pinged = false;
+
+	for (uint32_t i = 0; s->options.share && i < s->n_items; i++) {
+		r = kv_seq_publish(s->items[i].seq, s->options.stream);
+		if (r < 0)
+			return lib_error(r, "kv_seq_publish");
+	}
+
+	n_rows = 0;
+	for (uint32_t i = 0; i < s->n_items; i++) {
+		if (kv_seq_len(s->items[i].seq) != s->members[i]->tokens.n)
+			continue;
+		r = choose(s, s->members[i], s->logits + (size_t)n_rows++ * n_vocab);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+int kv_scheduler_run(struct kv_scheduler *s)
+{
+	int r;
+
+	while (s->waiting || s->n_running) {
+		r = admit(s);
+		if (r < 0)
+			return r;
+		r = plan_step(s);
+		if (r < 0)
+			return r;
+		if (!s->n_running)
+			continue;
+		r = run_step(s);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
