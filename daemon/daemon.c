@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Starting and stopping: arenas, loop, movers, the socket. */
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,8 @@
 #define MIB ((uint64_t)1 << 20)
 #define ACCEPTS_A_TURN 32
 #define ACCEPT_PAUSE (50 * KV_MSEC)
+#define IN_USE_TRIES 3
+#define IN_USE_MS 1000
 
 /* Extents: 2 MiB, or what cuts the largest arena into about 4,096. */
 static uint64_t extent_size(const uint64_t *arena_bytes, uint32_t n)
@@ -81,25 +84,51 @@ static int make_arenas(struct kv_daemon *d)
 	return kv_extents_init(&d->extents, n, bytes, extent_size(bytes, n), c->host);
 }
 
+/*
+ * Makes room for our socket: one that nobody listens on goes, one in use is refused. A daemon that was
+ * killed may seem to listen for a moment: the kernel winds up an io_uring after its process, and
+ * what the ring waited for takes connections until then.
+ */
+static int clear_socket(const struct sockaddr_un *address)
+{
+	const char *path = address->sun_path;
+
+	for (int i = 0; i < IN_USE_TRIES; i++) {
+		kv_cleanup(kv_closep) int fd =
+			socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		struct pollfd hangup = { .fd = fd };
+		struct stat st;
+
+		if (fd < 0)
+			return -errno;
+		if (connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0) {
+			/* A file that is no socket answers in the same way; it is somebody's. */
+			if (errno == EAGAIN) /* its queue is full */
+				break;
+			if (errno == ECONNREFUSED && !lstat(path, &st) && S_ISSOCK(st.st_mode))
+				unlink(path);
+			return 0;
+		}
+		if (!poll(&hangup, 1, IN_USE_MS))
+			break;
+	}
+	return kv_error(-EADDRINUSE, "--socket: another daemon listens on '%s'", path);
+}
+
 static int listen_on(const struct kv_config *c, int *ret)
 {
-	kv_cleanup(kv_closep) int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	kv_cleanup(kv_closep) int fd = -1;
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	mode_t mask;
 	int r;
 
-	if (fd < 0)
-		return -errno;
 	if (strlen(c->socket) >= sizeof(address.sun_path))
 		return kv_error(-ENAMETOOLONG, "--socket: '%s' has %zu bytes, at most %zu are allowed",
 				c->socket, strlen(c->socket), sizeof(address.sun_path) - 1);
 	strcpy(address.sun_path, c->socket);
-
-	if (!connect(fd, (struct sockaddr *)&address, sizeof(address)))
-		return kv_error(-EADDRINUSE, "--socket: another daemon listens on '%s'", c->socket);
-	if (errno == ECONNREFUSED)
-		unlink(c->socket); /* of a daemon that was killed */
-	fd = kv_close(fd);
+	r = clear_socket(&address);
+	if (r < 0)
+		return r;
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return -errno;
