@@ -113,9 +113,11 @@ int kv_ctl_connect(struct kv_ctl *ctl)
 	if (ctl->client)
 		return KV_EXIT_DONE;
 	if (!ctl->socket) {
-		if (kv_default_socket(ctl->default_socket) < 0)
-			return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "%s; give -s SOCKET",
-					     kv_error_text());
+		/* The library looks at the same places; here it is for the answer to say which. */
+		if (kv_find_socket(ctl->default_socket) < 0)
+			return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
+					     "no socket is known: $" KV_SOCKET_ENV
+					     " and $XDG_RUNTIME_DIR aren't set; give -s SOCKET");
 		ctl->socket = ctl->default_socket;
 	}
 	how.socket = ctl->socket;

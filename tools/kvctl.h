@@ -13,6 +13,7 @@
 
 #include <kvcached/stats.h>
 
+#include "include/internal/paths.h"
 #include "tools/emit.h"
 
 enum kv_exit {
@@ -25,7 +26,7 @@ enum kv_exit {
 struct kv_ctl {
 	struct kv_emit emit;
 	const char *socket; /* as given, or the default; set by kv_ctl_connect() */
-	char default_socket[128];
+	char default_socket[KV_SOCKET_PATH_MAX];
 	int64_t deadline;	  /* of the whole command, CLOCK_MONOTONIC, ns */
 	struct kv_client *client; /* NULL until kv_ctl_connect() */
 };

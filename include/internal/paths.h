@@ -16,6 +16,21 @@
 #define KV_SOCKET_ROOT "/run/kvcached/" KV_SOCKET_NAME
 #define KV_SOCKET_PATH_MAX sizeof(((struct sockaddr_un *)0)->sun_path) /* the closing NUL included */
 
+/* kv_find_socket() - as kv_default_socket(), without a text. Return: the path's length; -ENOENT. */
+static inline int kv_find_socket(char ret[KV_SOCKET_PATH_MAX])
+{
+	const char *path = getenv(KV_SOCKET_ENV);
+	const char *folder = getenv("XDG_RUNTIME_DIR");
+
+	if (path && *path)
+		return snprintf(ret, KV_SOCKET_PATH_MAX, "%s", path);
+	if (geteuid() == 0)
+		return snprintf(ret, KV_SOCKET_PATH_MAX, "%s", KV_SOCKET_ROOT);
+	if (folder && *folder)
+		return snprintf(ret, KV_SOCKET_PATH_MAX, "%s/" KV_SOCKET_NAME, folder);
+	return -ENOENT;
+}
+
 /**
  * kv_default_socket() - $KVCACHED_SOCKET, else root's path, else the one in $XDG_RUNTIME_DIR
  * @ret: filled with the path
@@ -24,19 +39,11 @@
  */
 static inline int kv_default_socket(char ret[KV_SOCKET_PATH_MAX])
 {
-	const char *path = getenv(KV_SOCKET_ENV);
-	const char *folder = getenv("XDG_RUNTIME_DIR");
-	int n;
+	int n = kv_find_socket(ret);
 
-	if (path && *path)
-		n = snprintf(ret, KV_SOCKET_PATH_MAX, "%s", path);
-	else if (geteuid() == 0)
-		n = snprintf(ret, KV_SOCKET_PATH_MAX, "%s", KV_SOCKET_ROOT);
-	else if (folder && *folder)
-		n = snprintf(ret, KV_SOCKET_PATH_MAX, "%s/" KV_SOCKET_NAME, folder);
-	else
-		return kv_error(-ENOENT, "socket: no path given, and neither $" KV_SOCKET_ENV
-					 " nor $XDG_RUNTIME_DIR is set");
+	if (n < 0)
+		return kv_error(n, "socket: no path given, and neither $" KV_SOCKET_ENV
+				   " nor $XDG_RUNTIME_DIR is set");
 	if ((size_t)n >= KV_SOCKET_PATH_MAX)
 		return kv_error(-ENAMETOOLONG, "socket: the path has %d bytes, at most %zu allowed",
 				n, KV_SOCKET_PATH_MAX - 1);

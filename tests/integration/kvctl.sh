@@ -29,8 +29,8 @@ refused()
 	expect_err "^kvctl: .*$words"
 	expect "$status" "$kvctl" --json "$@"
 	[ ! -s "$dir/out" ] || fail "kvctl --json $*: refused, but with an answer on stdout"
-	json_is 'set(x) == {"error", "exit"} and x["exit"] == '"$status" "$dir/err"
-	json_is "__import__('re').search(r'''$words''', x['error'])" "$dir/err"
+	json_is "set(x) == {'error', 'exit'} and x['exit'] == $status and
+		__import__('re').search(r'''$words''', x['error'])" "$dir/err"
 }
 
 # An expression of Python over x, the JSON in $dir/out or in a file.
@@ -39,7 +39,7 @@ json_is()
 	python3 -c '
 import json, sys
 x = json.load(open(sys.argv[2]))
-sys.exit(0 if eval(sys.argv[1]) else 1)' "$1" "${2:-$dir/out}" 2> "$dir/json.err" ||
+sys.exit(0 if eval("(" + sys.argv[1] + ")") else 1)' "$1" "${2:-$dir/out}" 2> "$dir/json.err" ||
 		fail "not so: $1 $(cat "$dir/json.err")"
 }
 
@@ -55,9 +55,10 @@ print(re.findall(r"(\w+)(?:\[\w+\])?;", body))' "$headers/stats.h" "$1"
 
 say "no daemon: 3, at once"
 start=$(date +%s%N)
+expect 3 "$kvctl" stats
+[ $(($(date +%s%N) - start)) -lt 1000000000 ] || fail "the refusal took over a second"
 refused 3 "$socket" stats
 refused 3 "$socket" ping
-[ $(($(date +%s%N) - start)) -lt 4000000000 ] || fail "four refusals took over a second each"
 expect 3 "$kvctl" -s "$dir/elsewhere.sock" check
 expect_err 'elsewhere.sock'
 
@@ -194,6 +195,7 @@ expect_err 'stdout'
 say "a daemon that was killed: 3, although its socket file is there"
 daemon_kill
 [ -S "$socket" ] || fail "the socket file is gone"
-refused 3 "$socket" stats
+# For a moment the kernel may still take connections for it, and then reset them.
+refused 3 daemon stats
 daemon_start --host 64M
 daemon_stop
