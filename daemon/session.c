@@ -240,12 +240,15 @@ void kv_session_post(struct kv_session *s, uint32_t n)
 	kv_ring_post(&s->shm->grants, s->grant_head);
 }
 
-static uint32_t at_hand(const struct kv_session *s, uint32_t n)
+/* So many of @n that the magazine, with what is posted and not taken yet, isn't overfull. */
+static uint32_t magazine_room(const struct kv_session *s, uint32_t n)
 {
-	uint32_t free_blocks = s->pool->books.n_free, most = kv_load_relaxed(&s->shm->n_magazine);
+	uint32_t most = kv_load_relaxed(&s->shm->n_magazine);
+	int64_t posted = s->grant_capacity -
+			 kv_ring_writable(&s->shm->grants, s->grant_head, s->grant_capacity);
 
-	n = n < most ? n : most;
-	return n < free_blocks ? n : free_blocks;
+	most = posted >= 0 && posted < most ? most - (uint32_t)posted : 0;
+	return n < most ? n : most;
 }
 
 void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *msg)
@@ -253,21 +256,23 @@ void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *ms
 	struct kv_session *s = peer->session;
 	struct kv_msg_leased reply = { .n = msg->n };
 	int64_t now = kv_now();
+	uint32_t wanted;
 	int r;
 
 	if (msg->head.type == KV_MSG_WANT) {
 		/* Those who wait come first. */
 		if (!kv_link_is_alone(&s->pool->waiters))
 			return;
-		kv_capacity_room(s->pool, msg->n < 256 ? msg->n : 256, false);
-		kv_session_post(s, at_hand(s, msg->n));
+		wanted = magazine_room(s, msg->n);
+		kv_capacity_room(s->pool, wanted, false);
+		kv_session_post(s, wanted < s->pool->books.n_free ? wanted : s->pool->books.n_free);
 		return;
 	}
 
 	r = kv_capacity_room(s->pool, msg->n, true);
 	if (!r) {
 		uint32_t left = s->pool->books.n_free - msg->n;
-		uint32_t extra = at_hand(s, msg->extra);
+		uint32_t extra = magazine_room(s, msg->extra);
 
 		reply.n += extra < left ? extra : left;
 		kv_session_post(s, reply.n);

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "include/internal/paths.h"
+#include "libclient/internal.h"
+
+int64_t kv_deadline(int64_t timeout)
+{
+	int64_t now = kv_now();
+
+	if (timeout == 0)
+		timeout = KV_DEFAULT_TIMEOUT;
+	return timeout < 0 ? now : timeout > INT64_MAX - now ? INT64_MAX : now + timeout;
+}
+
+KV_PUBLIC int kv_connect(const struct kv_connect_options *options, struct kv_client **ret)
+{
+	struct kv_connect_options o = { 0 };
+	struct kv_msg_welcome welcome;
+	struct kv_client *client;
+	int r;
+
+	if (options) {
+		if (options->size < sizeof(size_t) || options->size > 4096)
+			return kv_error(-EINVAL, "options.size: %zu given; sizeof the struct is needed",
+					options->size);
+		memcpy(&o, options, options->size < sizeof(o) ? options->size : sizeof(o));
+	}
+	client = calloc(1, sizeof(*client));
+	if (!client)
+		return -ENOMEM;
+	pthread_mutex_init(&client->lock, NULL);
+	client->fork_generation = kv_fork_generation;
+	strncpy(client->name, o.name ? o.name : program_invocation_short_name,
+		sizeof(client->name) - 1);
+	r = 0;
+	if (!o.socket)
+		r = kv_default_socket(client->socket);
+	else if (strlen(o.socket) >= sizeof(client->socket))
+		r = kv_error(-ENAMETOOLONG, "socket: '%s' is longer than %zu bytes", o.socket,
+			     sizeof(client->socket) - 1);
+	else
+		strcpy(client->socket, o.socket);
+	if (!r)
+		r = kv_connection_open(&client->connection, client->socket, client->name,
+				       kv_deadline(o.timeout), &welcome);
+	if (!r && welcome.n_gpus > KV_MAX_GPUS) {
+		kv_connection_close(&client->connection);
+		r = kv_error(-EPROTO, "daemon: %u devices, at most %d are known here", welcome.n_gpus,
+			     KV_MAX_GPUS);
+	}
+	if (r < 0) {
+		pthread_mutex_destroy(&client->lock);
+		free(client);
+		return r;
+	}
+	client->n_gpus = (int32_t)welcome.n_gpus;
+	memcpy(client->gpus, welcome.gpus, sizeof(client->gpus));
+	*ret = client;
+	return 0;
+}
+
+KV_PUBLIC struct kv_client *kv_disconnect(struct kv_client *client)
+{
+	if (!client)
+		return NULL;
+	kv_connection_close(&client->connection);
+	pthread_mutex_destroy(&client->lock);
+	free(client);
+	return NULL;
+}
+
+KV_PUBLIC int kv_ping(struct kv_client *client, int64_t timeout)
+{
+	struct kv_msg_plain ping = { .head = { .type = KV_MSG_PING, .size = sizeof(ping) } };
+	int r = kv_forked(client->fork_generation);
+
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&client->lock);
+	r = kv_connection_call(&client->connection, &ping, KV_MSG_OK, sizeof(ping), NULL, 0, NULL,
+			       kv_deadline(timeout));
+	pthread_mutex_unlock(&client->lock);
+	return r;
+}
+
+KV_PUBLIC int kv_client_gpus(const struct kv_client *client, const struct kv_gpu **ret)
+{
+	*ret = client->gpus;
+	return client->n_gpus;
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the library's files share.
+ *
+ *   connection.c  a socket and calls over it        fork.c    handles end in a forked child
+ *   client.c      kv_client                         stats.c   stats, check, drop
+ *   pool.c        opening, mapping, views           magazine.c  leases at hand, give, the op ring
+ *   later.c       what waits for GPU work           sequence.c, lookup.c, publish.c, batch.c
+ *
+ * A kv_pool has a connection of its own: it is one session of the daemon. Its hot path (take, give, pin,
+ * unpin) touches only memory; nothing there is locked, because a pool belongs to one thread.
+ */
+#ifndef KV_LIBCLIENT_INTERNAL_H
+#define KV_LIBCLIENT_INTERNAL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <sys/un.h>
+
+#include "alloc/hash.h"
+#include "alloc/layout.h"
+#include "alloc/prefix.h"
+#include "include/internal/cleanup.h"
+#include "include/internal/error.h"
+#include "include/internal/list.h"
+#include "include/internal/public.h"
+#include "include/internal/shm.h"
+#include "include/internal/socket.h"
+#include "include/internal/wire.h"
+#include "include/kvcached/kvcached.h"
+#include "kernels/memory.h"
+
+#define KV_DEFAULT_TIMEOUT (5 * KV_SEC)
+
+/* ---- connection.c ---- */
+
+struct kv_connection {
+	struct kv_link link; /* fork.c's list: a child closes them */
+	int fd;
+	uint32_t tag;
+	uint64_t *buffer; /* [KV_WIRE_MAX] bytes: the last answer */
+};
+
+/* kv_connection_open() - connect and say hello. @ret_welcome may be NULL. */
+int kv_connection_open(struct kv_connection *c, const char *socket, const char *name,
+		       int64_t deadline, struct kv_msg_welcome *ret_welcome);
+void kv_connection_close(struct kv_connection *c);
+
+/**
+ * kv_connection_call() - send a request, wait for its answer
+ * @request: begins with a kv_wire_head; magic, version and tag are filled in here
+ * @type:    of the answer that is expected; its least size is @size
+ * @fds:     [max_fds] for descriptors that come along, @ret_n_fds how many; or NULL
+ *
+ * Return: 0, the answer is in c->buffer; what the daemon's error says, with its text; -ETIMEDOUT;
+ *         -ECONNRESET; -EPROTO.
+ */
+int kv_connection_call(struct kv_connection *c, void *request, uint16_t type, uint32_t size,
+		       int *fds, uint32_t max_fds, uint32_t *ret_n_fds, int64_t deadline);
+
+/* kv_connection_post() - send a message that has no answer; a full socket is no error */
+int kv_connection_post(struct kv_connection *c, void *request);
+
+/* ---- fork.c ---- */
+
+extern uint32_t kv_fork_generation; /* one more in each forked child */
+void kv_fork_add(struct kv_connection *c);
+void kv_fork_remove(struct kv_connection *c);
+
+/* ---- client.c ---- */
+
+struct kv_client {
+	pthread_mutex_t lock; /* of connection */
+	struct kv_connection connection;
+	uint32_t fork_generation;
+	char socket[sizeof(((struct sockaddr_un *)0)->sun_path)];
+	char name[KV_NAME_MAX];
+	int32_t n_gpus;
+	struct kv_gpu gpus[KV_MAX_GPUS];
+};
+
+int64_t kv_deadline(int64_t timeout); /* 0: the default */
+int kv_forked(uint32_t generation);   /* 0, or -ECHILD with text */
+
+/* ---- pool.c ---- */
+
+/* Private count of each block: how many tables of this process's session name it, and what it is. */
+#define KV_REF_COUNT 0x00ffffffu
+#define KV_REF_CACHED 0x01000000u    /* in the index, our holder bit is set */
+#define KV_REF_SUBMITTED 0x02000000u /* publishing was asked for; the answer isn't known yet */
+#define KV_REF_GIVEN 0x04000000u     /* a give of a submitted block is in the ring (count 0) */
+
+struct kv_pool {
+	struct kv_client *client;
+	struct kv_connection connection;
+	uint32_t fork_generation;
+	bool lost; /* the daemon is gone, or GPU work can't be known to end */
+
+	struct kv_layout layout;
+	struct kv_component *components; /* owned */
+	uint64_t slab_offset, slab_blocks, max_blocks;
+	uint32_t gpu_mask, mapped_mask;
+	int32_t device; /* enum kv_device; HOST as well where the pool isn't mapped */
+	struct kv_memory *memory[KV_MAX_GPUS];
+
+	const struct kv_shm_pool *head;
+	void *blocks;
+	struct kv_shm_block *descriptors;
+	struct kv_prefix prefix;
+	uint64_t index_bytes, blocks_bytes, session_bytes;
+
+	struct kv_shm_session *session;
+	const int32_t *grants;
+	struct kv_op *ops;
+	uint32_t grant_capacity, grant_tail, op_capacity, op_head;
+	uint32_t last_give; /* op_head after the last give of a submitted block */
+	uint32_t slot, session_number;
+	bool ops_posted; /* since the last kick */
+
+	uint32_t *refs; /* [id_limit] */
+	int32_t *stack; /* idle leases, the hottest on top */
+	uint32_t n_stack, stack_room;
+	int32_t until_want; /* blocks to take before the magazine asks for more again */
+
+	struct kv_link later; /* kv_later::link, oldest first */
+	kv_block_id *copies;  /* [n_copies][2] noted by reserve; each source is held */
+	uint32_t n_copies, copies_room;
+	uint32_t n_seqs, n_batches; /* that must be freed before the pool is closed */
+};
+
+/* ---- magazine.c ---- */
+
+int kv_magazine_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout);
+int kv_magazine_push(struct kv_pool *pool, kv_block_id id); /* an idle lease */
+int kv_ops_post(struct kv_pool *pool, const struct kv_op *op);
+void kv_ops_kick(struct kv_pool *pool);
+void kv_block_release(struct kv_pool *pool, kv_block_id id); /* one reference less */
+
+/* kv_block_pin() - hold a cached block if it is what is looked for; true: one reference more */
+bool kv_block_pin(struct kv_pool *pool, kv_block_id id, struct kv_key key, uint64_t parent_serial,
+		  const int32_t *tokens);
+/* kv_block_pin_twin() - likewise, known by its serial */
+bool kv_block_pin_twin(struct kv_pool *pool, kv_block_id id, uint64_t serial);
+/* kv_block_is_shared() - may others see it, in this process or another? Then it isn't written. */
+static inline bool kv_block_is_shared(const struct kv_pool *pool, kv_block_id id)
+{
+	uint32_t r = pool->refs[id];
+
+	return (r & KV_REF_COUNT) > 1 || r & (KV_REF_CACHED | KV_REF_SUBMITTED);
+}
+
+/* ---- later.c ---- */
+
+/**
+ * kv_later_release(), kv_later_publish() - after the work queued on @stream so far
+ *
+ * At once where nothing has to be waited for. The lists are copied.
+ * Return: 0; -ENOMEM; -EIO: the stream is broken, nothing of it will happen.
+ */
+int kv_later_release(struct kv_pool *pool, void *stream, const kv_block_id *ids, uint32_t n);
+int kv_later_publish(struct kv_pool *pool, void *stream, const struct kv_op *ops, uint32_t n);
+
+/* kv_later_poll() - do what has become due */
+void kv_later_poll(struct kv_pool *pool);
+/* kv_later_finish() - wait for all. 0, -ETIMEDOUT, -EIO */
+int kv_later_finish(struct kv_pool *pool, int64_t deadline);
+
+/* ---- sequence.c ---- */
+
+struct kv_seq {
+	struct kv_pool *pool;
+	int32_t *tokens;
+	size_t len, tokens_room;
+	kv_block_id *table;
+	size_t n_blocks, table_room;
+	struct kv_key *keys; /* [n_submitted] of the blocks that were published or found */
+	size_t n_submitted;  /* leading blocks, <= len / block_tokens */
+	size_t n_settled;    /* of these, how many have had the daemon's answer */
+	size_t keys_room;
+};
+
+int kv_seq_grow(void **array, size_t *room, size_t n, size_t item); /* 0 or -ENOMEM */
+/* kv_seq_stamp() - used now: later stamps for the beginning of a chain than for its end */
+void kv_seq_stamp(struct kv_seq *seq, size_t first, size_t end);
+
+#endif

@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Leases at hand, and the ring of ops.
+ *
+ *   take: stack of idle leases <- ring of grants <- LEASE message (only when both are short)
+ *   give: stack of idle leases -> GIVE ops when it is more than twice what the daemon wants kept
+ *
+ * In the steady state a take is a load and a give is a store: no atomic, no message. The daemon is
+ * asked for more, without waiting, when the magazine runs low; it says how large one should be
+ * (n_magazine in the session page; 0 in a small pool, where every block counts).
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "include/internal/ring.h"
+#include "libclient/internal.h"
+
+static int lost(struct kv_pool *pool, int r)
+{
+	if (r == -ECONNRESET || r == -EPROTO)
+		pool->lost = true;
+	return r;
+}
+
+int kv_magazine_push(struct kv_pool *pool, kv_block_id id)
+{
+	if (pool->n_stack == pool->stack_room) {
+		uint32_t room = pool->stack_room * 2;
+		void *stack = realloc(pool->stack, room * sizeof(*pool->stack));
+
+		if (!stack)
+			return -ENOMEM;
+		pool->stack = stack;
+		pool->stack_room = room;
+	}
+	pool->stack[pool->n_stack++] = id;
+	return 0;
+}
+
+/* Ids that the daemon has posted move to the stack. */
+static int collect_grants(struct kv_pool *pool)
+{
+	int64_t n = kv_ring_readable(&pool->session->grants, pool->grant_tail, pool->grant_capacity);
+
+	if (n < 0)
+		return lost(pool, kv_error(-EPROTO, "daemon: its ring of grants makes no sense"));
+	for (; n; n--) {
+		int r = kv_magazine_push(
+			pool, pool->grants[pool->grant_tail & (pool->grant_capacity - 1)]);
+
+		if (r < 0)
+			return r;
+		pool->grant_tail++;
+	}
+	kv_ring_consume(&pool->session->grants, pool->grant_tail);
+	return 0;
+}
+
+void kv_ops_kick(struct kv_pool *pool)
+{
+	struct kv_msg_plain kick = { .head = { .type = KV_MSG_KICK, .size = sizeof(kick) } };
+
+	if (!pool->ops_posted)
+		return;
+	pool->ops_posted = false;
+	/* Pairs with the store in the daemon's drain: if it has not looked since, it will. */
+	if (!kv_exchange_seq(&pool->session->kick, 1))
+		lost(pool, kv_connection_post(&pool->connection, &kick));
+}
+
+int kv_ops_post(struct kv_pool *pool, const struct kv_op *op)
+{
+	int64_t room = kv_ring_writable(&pool->session->ops, pool->op_head, pool->op_capacity);
+
+	if (room == 0) {
+		/* Any message makes the daemon work the ring off before it answers. */
+		struct kv_msg_plain ping = { .head = { .type = KV_MSG_PING, .size = sizeof(ping) } };
+		int r = kv_connection_call(&pool->connection, &ping, KV_MSG_OK, sizeof(ping), NULL, 0,
+					   NULL, kv_deadline(0));
+
+		if (r < 0)
+			return lost(pool, r);
+		room = kv_ring_writable(&pool->session->ops, pool->op_head, pool->op_capacity);
+	}
+	if (room <= 0)
+		return lost(pool, kv_error(-EPROTO, "daemon: its ring of ops makes no sense"));
+	pool->ops[pool->op_head & (pool->op_capacity - 1)] = *op;
+	kv_ring_post(&pool->session->ops, ++pool->op_head);
+	pool->ops_posted = true;
+	return 0;
+}
+
+static void give_back(struct kv_pool *pool, kv_block_id id)
+{
+	struct kv_op op = { .kind = KV_OP_GIVE, .id = id };
+
+	/* If the daemon is gone, so are its books: a restart rebuilds them without this lease. */
+	kv_ops_post(pool, &op);
+}
+
+/* Too many idle leases: others may need them. */
+static void flush(struct kv_pool *pool)
+{
+	uint32_t keep = kv_load_relaxed(&pool->session->n_magazine);
+	uint32_t n = pool->n_stack > keep ? pool->n_stack - keep : 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		give_back(pool, pool->stack[i]);
+	/* The oldest go; those used last stay, their bytes may still be in a cache. */
+	memmove(pool->stack, pool->stack + n, (pool->n_stack - n) * sizeof(*pool->stack));
+	pool->n_stack -= n;
+	kv_store_relaxed(&pool->session->n_idle, pool->n_stack);
+	kv_ops_kick(pool);
+}
+
+static inline void flush_if_full(struct kv_pool *pool)
+{
+	if (pool->n_stack > 2 * kv_load_relaxed(&pool->session->n_magazine))
+		flush(pool);
+}
+
+static void want_more(struct kv_pool *pool)
+{
+	uint32_t target = kv_load_relaxed(&pool->session->n_magazine);
+	struct kv_msg_lease want = { .head = { .type = KV_MSG_WANT, .size = sizeof(want) } };
+
+	pool->until_want = (int32_t)(target / 2 > 8 ? target / 2 : 8);
+	/* What came of the last time is counted first. */
+	if (pool->n_stack >= target / 2 || collect_grants(pool) < 0 || pool->n_stack >= target / 2)
+		return;
+	want.n = target - pool->n_stack;
+	lost(pool, kv_connection_post(&pool->connection, &want));
+}
+
+static int ask(struct kv_pool *pool, uint32_t n, int64_t timeout)
+{
+	uint32_t target = kv_load_relaxed(&pool->session->n_magazine);
+	struct kv_msg_lease lease = { .head = { .type = KV_MSG_LEASE, .size = sizeof(lease) },
+				      .n = n - pool->n_stack,
+				      .extra = target,
+				      .timeout_ns = timeout > 0 ? timeout : 0 };
+	const struct kv_msg_leased *answer = (const void *)pool->connection.buffer;
+	/* The daemon keeps the deadline; a daemon that doesn't answer at all is found out later. */
+	int r = kv_connection_call(&pool->connection, &lease, KV_MSG_LEASED, sizeof(*answer), NULL, 0,
+				   NULL, kv_deadline(lease.timeout_ns + 15 * KV_SEC));
+
+	if (r < 0)
+		return lost(pool, r);
+	r = collect_grants(pool);
+	if (r < 0)
+		return r;
+	return answer->answer;
+}
+
+/* The slow half of a take: fewer than @n are in the stack. */
+static int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
+{
+	int r = kv_forked(pool->fork_generation);
+
+	if (r < 0)
+		return r;
+	if (pool->lost)
+		return kv_error(-ECONNRESET, "the daemon is gone");
+	r = collect_grants(pool);
+	if (r < 0 || pool->n_stack >= n)
+		return r;
+	if (n > pool->max_blocks)
+		return KV_TOO_LARGE;
+	r = ask(pool, n, timeout);
+	if (!r && pool->n_stack < n)
+		r = lost(pool, kv_error(-EPROTO, "daemon: it granted %u blocks of %u", pool->n_stack, n));
+	kv_store_relaxed(&pool->session->n_idle, pool->n_stack);
+	return r;
+}
+
+int kv_magazine_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout)
+{
+	if (__builtin_expect(pool->n_stack < n, 0)) {
+		int r = refill(pool, n, timeout);
+
+		if (r)
+			return r;
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		ret_ids[i] = pool->stack[--pool->n_stack];
+		pool->refs[ret_ids[i]] = 1;
+	}
+	pool->until_want -= (int32_t)n;
+	if (__builtin_expect(pool->until_want <= 0, 0))
+		want_more(pool);
+	return 0;
+}
+
+KV_PUBLIC int kv_blocks_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout)
+{
+	if (!kv_link_is_alone(&pool->later))
+		kv_later_poll(pool);
+	return kv_magazine_take(pool, n, ret_ids, timeout);
+}
+
+KV_PUBLIC int kv_blocks_give(struct kv_pool *pool, uint32_t n, const kv_block_id *ids)
+{
+	int r = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		kv_block_id id = ids[i];
+
+		if (id == pool->head->null_block)
+			continue;
+		if (id < 0 || (uint32_t)id >= pool->head->id_limit || pool->refs[id] != 1) {
+			r = kv_error(-EINVAL, "ids[%u]: block %d was not taken, or given already", i, id);
+			continue;
+		}
+		pool->refs[id] = 0;
+		if (kv_magazine_push(pool, id) < 0)
+			give_back(pool, id);
+	}
+	flush_if_full(pool);
+	return r;
+}
+
+static uint64_t *own_word(const struct kv_pool *pool, kv_block_id id)
+{
+	return &pool->descriptors[id].holders[pool->slot / 64];
+}
+
+static uint64_t own_bit(const struct kv_pool *pool)
+{
+	return (uint64_t)1 << pool->slot % 64;
+}
+
+static void unpin(struct kv_pool *pool, kv_block_id id)
+{
+	/* Release: what was read of the block comes before its eviction. */
+	kv_and_release(own_word(pool, id), ~own_bit(pool));
+}
+
+static void forget_copy_to(struct kv_pool *pool, kv_block_id id)
+{
+	for (uint32_t i = 0; i < pool->n_copies; i++) {
+		if (pool->copies[2 * i + 1] != id)
+			continue;
+		kv_block_id source = pool->copies[2 * i];
+
+		pool->n_copies--;
+		memmove(pool->copies + 2 * i, pool->copies + 2 * i + 2,
+			(pool->n_copies - i) * 2 * sizeof(*pool->copies));
+		kv_block_release(pool, source);
+		return;
+	}
+}
+
+void kv_block_release(struct kv_pool *pool, kv_block_id id)
+{
+	uint32_t r = pool->refs[id];
+
+	if ((r & KV_REF_COUNT) > 1) {
+		pool->refs[id] = r - 1;
+		return;
+	}
+	pool->refs[id] = 0;
+	if (!(r & (KV_REF_CACHED | KV_REF_SUBMITTED))) {
+		if (pool->n_copies)
+			forget_copy_to(pool, id);
+		if (kv_magazine_push(pool, id) < 0)
+			give_back(pool, id);
+		flush_if_full(pool);
+	} else if (r & KV_REF_CACHED ||
+		   kv_block_state(kv_load_acquire(&pool->descriptors[id].word)) == KV_BLOCK_CACHED) {
+		unpin(pool, id);
+	} else {
+		/* The daemon has yet to say what became of it: this op comes after that one. */
+		pool->refs[id] = KV_REF_GIVEN;
+		give_back(pool, id);
+		pool->last_give = pool->op_head;
+	}
+}
+
+/* May our bit still be cleared by a give that is on its way? */
+static bool give_is_pending(struct kv_pool *pool, kv_block_id id)
+{
+	if (!(pool->refs[id] & KV_REF_GIVEN))
+		return false;
+	/* Pairs with the release in the daemon's drain: it has done what stands before its tail. */
+	if ((int32_t)(kv_load_acquire(&pool->session->ops.tail) - pool->last_give) < 0)
+		return true;
+	pool->refs[id] = 0;
+	return false;
+}
+
+/* Holds the block if it is cached: from then on it can't change. False: it isn't, nothing is held. */
+static bool hold(struct kv_pool *pool, kv_block_id id)
+{
+	struct kv_shm_block *d = &pool->descriptors[id];
+	uint32_t r = pool->refs[id];
+
+	if (r & KV_REF_COUNT) {
+		if (r & KV_REF_CACHED)
+			return true;
+		/* Ours, and perhaps published meanwhile: then the daemon has set our bit. */
+		if (kv_block_state(kv_load_acquire(&d->word)) != KV_BLOCK_CACHED)
+			return false;
+		pool->refs[id] = (r & ~KV_REF_SUBMITTED) | KV_REF_CACHED;
+		return true;
+	}
+	if (give_is_pending(pool, id))
+		return false;
+	/* The bit, then a look: against the daemon's EVICTING, then a look (shm.h). */
+	kv_or_seq(own_word(pool, id), own_bit(pool));
+	if (kv_block_state(kv_load_seq(&d->word)) == KV_BLOCK_CACHED)
+		return true;
+	unpin(pool, id);
+	return false;
+}
+
+static void keep(struct kv_pool *pool, kv_block_id id)
+{
+	pool->refs[id] = (pool->refs[id] | KV_REF_CACHED) + 1;
+}
+
+static void let_go(struct kv_pool *pool, kv_block_id id)
+{
+	if (!(pool->refs[id] & KV_REF_COUNT))
+		unpin(pool, id);
+}
+
+bool kv_block_pin(struct kv_pool *pool, kv_block_id id, struct kv_key key, uint64_t parent_serial,
+		  const int32_t *tokens)
+{
+	const struct kv_shm_block *d = &pool->descriptors[id];
+
+	/* Most candidates are right; the key is looked at first to spare the others an atomic. */
+	if (kv_load_relaxed(&d->key_lo) != key.lo || kv_load_relaxed(&d->key_hi) != key.hi)
+		return false;
+	if (!hold(pool, id))
+		return false;
+	if (kv_load_relaxed(&d->key_lo) == key.lo && kv_load_relaxed(&d->key_hi) == key.hi &&
+	    kv_load_relaxed(&d->parent_serial) == parent_serial &&
+	    !memcmp(kv_shm_tokens(pool->blocks, pool->head, id), tokens,
+		    pool->head->block_tokens * sizeof(*tokens))) {
+		keep(pool, id);
+		return true;
+	}
+	let_go(pool, id);
+	return false;
+}
+
+bool kv_block_pin_twin(struct kv_pool *pool, kv_block_id id, uint64_t serial)
+{
+	if (id < 0 || (uint32_t)id >= pool->head->id_limit || !hold(pool, id))
+		return false;
+	if (kv_load_relaxed(&pool->descriptors[id].serial) == serial) {
+		keep(pool, id);
+		return true;
+	}
+	let_go(pool, id);
+	return false;
+}

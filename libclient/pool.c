@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening a pool: its pages, its memory; what it is; closing it. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "libclient/internal.h"
+
+/* Maps what the daemon sent, after a look at its size: a short file would end in a SIGBUS later. */
+static int map_pages(int fd, uint64_t bytes, int protection, const char *what, void **ret)
+{
+	struct stat st;
+	void *p;
+
+	if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != bytes || !bytes)
+		return kv_error(-EPROTO, "daemon: the %s pages have %lld bytes, %llu were announced",
+				what, (long long)st.st_size, (unsigned long long)bytes);
+	p = mmap(NULL, bytes, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
+	if (p == MAP_FAILED)
+		return kv_error(-errno, "mapping the %s pages (%llu bytes): %s", what,
+				(unsigned long long)bytes, strerror(errno));
+	madvise(p, bytes, MADV_DONTFORK);
+	*ret = p;
+	return 0;
+}
+
+static int map_shared(struct kv_pool *pool, const struct kv_msg_pool_opened *opened, const int *fds)
+{
+	void *index, *session;
+	int r = map_pages(fds[0], opened->index_bytes, PROT_READ, "index", &index);
+
+	if (r < 0)
+		return r;
+	pool->head = index;
+	pool->index_bytes = opened->index_bytes;
+	r = map_pages(fds[1], opened->blocks_bytes, PROT_READ | PROT_WRITE, "block", &pool->blocks);
+	if (r < 0)
+		return r;
+	pool->blocks_bytes = opened->blocks_bytes;
+	r = map_pages(fds[2], opened->session_bytes, PROT_READ | PROT_WRITE, "session", &session);
+	if (r < 0)
+		return r;
+	pool->session = session;
+	pool->session_bytes = opened->session_bytes;
+	if (pool->head->magic != KV_SHM_MAGIC || pool->head->abi != KV_SHM_ABI ||
+	    pool->session->magic != KV_SHM_MAGIC || pool->session->abi != KV_SHM_ABI)
+		return kv_error(-EPROTO, "daemon: shared pages of version %llu, %d is known here",
+				(unsigned long long)pool->head->abi, KV_SHM_ABI);
+
+	pool->descriptors = kv_shm_descriptors(pool->blocks, pool->head);
+	pool->prefix = (struct kv_prefix){
+		.words = (uint64_t *)((char *)index + pool->head->buckets_offset),
+		.n_buckets = pool->head->n_buckets,
+		.id_limit = pool->head->id_limit,
+	};
+	pool->grants = (const int32_t *)((char *)session + pool->session->grants_offset);
+	pool->ops = (struct kv_op *)((char *)session + pool->session->ops_offset);
+	pool->grant_capacity = pool->session->grant_capacity;
+	pool->op_capacity = pool->session->op_capacity;
+	pool->slot = opened->slot;
+	pool->session_number = (uint32_t)opened->session_id;
+	pool->slab_offset = opened->slab_offset;
+	pool->slab_blocks = opened->slab_blocks;
+	pool->max_blocks = opened->max_blocks;
+	pool->gpu_mask = opened->gpu_mask;
+	return 0;
+}
+
+static int private_arrays(struct kv_pool *pool)
+{
+	void *refs = mmap(NULL, (size_t)pool->head->id_limit * sizeof(*pool->refs),
+			  PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (refs == MAP_FAILED)
+		return -errno;
+	pool->refs = refs;
+	pool->stack_room = 1024;
+	pool->stack = malloc(pool->stack_room * sizeof(*pool->stack));
+	return pool->stack ? 0 : -ENOMEM;
+}
+
+static int send_open(struct kv_pool *pool, const struct kv_pool_options *o, int64_t deadline,
+		     int fds[3])
+{
+	const struct kv_layout *layout = o->layout;
+	uint32_t list = layout ? layout->n_components * (uint32_t)sizeof(struct kv_component) : 0;
+	uint32_t size = sizeof(struct kv_msg_pool_open) + list, n_fds = 0;
+	kv_cleanup(kv_freep) struct kv_msg_pool_open *msg = calloc(1, size);
+	const char *texts[] = { o->name, o->model, o->revision, o->name_space };
+	static const char *const names[] = { "name", "model", "revision", "name_space" };
+	char *to[] = { msg->name, msg->model, msg->revision, msg->name_space };
+	int r;
+
+	if (!msg)
+		return -ENOMEM;
+	for (int i = 0; i < 4; i++) {
+		if (texts[i] && strlen(texts[i]) >= KV_NAME_MAX)
+			return kv_error(-EINVAL, "%s: '%s' has %zu bytes, at most %d are allowed",
+					names[i], texts[i], strlen(texts[i]), KV_NAME_MAX - 1);
+		if (texts[i])
+			strcpy(to[i], texts[i]);
+	}
+	msg->tp_ranks = o->tp_ranks ? o->tp_ranks : 1;
+	msg->gpu_mask = o->gpu_mask ? o->gpu_mask : 1;
+	msg->min_bytes = o->min_bytes;
+	msg->max_bytes = o->max_bytes;
+	if (layout) {
+		msg->layout_kind = layout->kind;
+		msg->layout_flags = layout->flags;
+		msg->block_tokens = layout->block_tokens;
+		msg->n_components = layout->n_components;
+		memcpy(msg->components, layout->components, list);
+	}
+	msg->head.type = KV_MSG_POOL_OPEN;
+	msg->head.size = size;
+	r = kv_connection_call(&pool->connection, msg, KV_MSG_POOL_OPENED,
+			       sizeof(struct kv_msg_pool_opened), fds, 3, &n_fds, deadline);
+	if (!r && n_fds != 3) {
+		while (n_fds)
+			kv_close(fds[--n_fds]);
+		r = kv_error(-EPROTO, "daemon: it sent %u descriptors, 3 are needed", n_fds);
+	}
+	return r;
+}
+
+static int fetch_layout(struct kv_pool *pool, int64_t deadline)
+{
+	struct kv_msg_plain ask = { .head = { .type = KV_MSG_POOL_LAYOUT, .size = sizeof(ask) } };
+	const struct kv_msg_layout *msg = (const void *)pool->connection.buffer;
+	size_t list;
+	int r = kv_connection_call(&pool->connection, &ask, KV_MSG_LAYOUT, sizeof(*msg), NULL, 0, NULL,
+				   deadline);
+
+	if (r < 0)
+		return r;
+	list = (size_t)msg->n_components * sizeof(struct kv_component);
+	if (msg->head.size != sizeof(*msg) + list)
+		return kv_error(-EPROTO, "daemon: a layout of %u components in %u bytes",
+				msg->n_components, msg->head.size);
+	pool->components = malloc(list ? list : 1);
+	if (!pool->components)
+		return -ENOMEM;
+	memcpy(pool->components, msg->components, list);
+	pool->layout = (struct kv_layout){ .kind = msg->kind,
+					   .flags = msg->flags,
+					   .block_tokens = msg->block_tokens,
+					   .n_components = msg->n_components,
+					   .components = pool->components };
+	return kv_layout_check(&pool->layout);
+}
+
+/* All handles of one arena come in parts of up to KV_WIRE_MAX_FDS. */
+static int attach_gpu(struct kv_pool *pool, uint32_t gpu, int64_t deadline)
+{
+	const struct kv_msg_arena_part *part = (const void *)pool->connection.buffer;
+	struct kv_arena_export export = { 0 };
+	int *fds = NULL;
+	uint32_t have = 0;
+	int r;
+
+	do {
+		struct kv_msg_arena ask = { .head = { .type = KV_MSG_ARENA, .size = sizeof(ask) },
+					    .gpu = gpu,
+					    .first_fd = have };
+		int *more = realloc(fds, (have + KV_WIRE_MAX_FDS) * sizeof(*fds));
+		uint32_t n = 0;
+
+		r = more ? 0 : -ENOMEM;
+		if (r < 0)
+			break;
+		fds = more;
+		r = kv_connection_call(&pool->connection, &ask, KV_MSG_ARENA_PART, sizeof(*part),
+				       fds + have, KV_WIRE_MAX_FDS, &n, deadline);
+		if (r < 0)
+			break;
+		export = part->export;
+		have += n;
+		if (n != part->n_fds || (!n && export.n_fds)) {
+			r = kv_error(-EPROTO, "daemon: %u of %u descriptors of device %u came", have,
+				     export.n_fds, gpu);
+			break;
+		}
+	} while (have < export.n_fds);
+	if (!r)
+		r = kv_memory_attach(&export, fds, false, &pool->memory[gpu]);
+	while (have)
+		kv_close(fds[--have]);
+	free(fds);
+	return r;
+}
+
+static int attach(struct kv_pool *pool, const struct kv_pool_options *o, int64_t deadline)
+{
+	uint32_t mask = o->map_mask ? o->map_mask : pool->gpu_mask;
+
+	pool->device = KV_DEVICE_HOST;
+	if (!o->mapped)
+		return 0;
+	if (mask & ~pool->gpu_mask)
+		return kv_error(-EINVAL, "map_mask: %#x given, the pool is on devices %#x", mask,
+				pool->gpu_mask);
+	for (uint32_t gpu = 0; gpu < KV_MAX_GPUS; gpu++) {
+		int r = mask >> gpu & 1 ? attach_gpu(pool, gpu, deadline) : 0;
+
+		if (r < 0)
+			return r;
+		if (mask >> gpu & 1)
+			pool->device = kv_memory_device(pool->memory[gpu]);
+	}
+	pool->mapped_mask = mask;
+	return 0;
+}
+
+static void discard(struct kv_pool *pool)
+{
+	for (uint32_t gpu = 0; gpu < KV_MAX_GPUS; gpu++)
+		kv_memory_detach(pool->memory[gpu]);
+	if (pool->refs)
+		munmap(pool->refs, (size_t)pool->head->id_limit * sizeof(*pool->refs));
+	if (pool->session)
+		munmap(pool->session, pool->session_bytes);
+	if (pool->blocks)
+		munmap(pool->blocks, pool->blocks_bytes);
+	if (pool->head)
+		munmap((void *)pool->head, pool->index_bytes);
+	kv_connection_close(&pool->connection);
+	free(pool->components);
+	free(pool->stack);
+	free(pool->copies);
+	free(pool);
+}
+
+KV_PUBLIC int kv_pool_open(struct kv_client *client, const struct kv_pool_options *options,
+			   struct kv_pool **ret)
+{
+	struct kv_pool_options o = { 0 };
+	struct kv_pool *pool;
+	int64_t deadline;
+	int fds[3] = { -1, -1, -1 };
+	int r = kv_forked(client->fork_generation);
+
+	if (r < 0)
+		return r;
+	if (options->size < sizeof(size_t) || options->size > 4096)
+		return kv_error(-EINVAL, "options.size: %zu given; sizeof the struct is needed",
+				options->size);
+	memcpy(&o, options, options->size < sizeof(o) ? options->size : sizeof(o));
+	if (o.layout) {
+		r = kv_layout_check(o.layout);
+		if (r < 0)
+			return r;
+	}
+	pool = calloc(1, sizeof(*pool));
+	if (!pool)
+		return -ENOMEM;
+	deadline = kv_deadline(o.timeout);
+	pool->client = client;
+	pool->fork_generation = kv_fork_generation;
+	kv_link_init(&pool->later);
+	r = kv_connection_open(&pool->connection, client->socket, client->name, deadline, NULL);
+	if (!r)
+		r = send_open(pool, &o, deadline, fds);
+	if (!r)
+		r = map_shared(pool, (const void *)pool->connection.buffer, fds);
+	for (int i = 0; i < 3; i++)
+		kv_close(fds[i]);
+	if (!r)
+		r = private_arrays(pool);
+	if (!r)
+		r = fetch_layout(pool, deadline);
+	if (!r)
+		r = attach(pool, &o, deadline);
+	if (r < 0) {
+		discard(pool);
+		return r;
+	}
+	*ret = pool;
+	return 0;
+}
+
+KV_PUBLIC struct kv_pool *kv_pool_close(struct kv_pool *pool)
+{
+	struct kv_msg_plain bye = { .head = { .type = KV_MSG_POOL_CLOSE, .size = sizeof(bye) } };
+
+	if (!pool)
+		return NULL;
+	/*
+	 * Saying goodbye means "nothing of mine is running". If that can't be said, the socket is
+	 * just closed, and the daemon waits for the end of this process.
+	 */
+	if (!kv_forked(pool->fork_generation) && !pool->lost &&
+	    !kv_later_finish(pool, kv_deadline(0))) {
+		kv_ops_kick(pool);
+		kv_connection_call(&pool->connection, &bye, KV_MSG_OK, sizeof(bye), NULL, 0, NULL,
+				   kv_deadline(0));
+	}
+	while (!kv_link_is_alone(&pool->later))
+		free(kv_list_take_first(&pool->later));
+	discard(pool);
+	return NULL;
+}
+
+KV_PUBLIC void kv_pool_info(const struct kv_pool *pool, struct kv_pool_info *ret)
+{
+	*ret = (struct kv_pool_info){
+		.block_tokens = pool->head->block_tokens,
+		.n_components = pool->layout.n_components,
+		.block_bytes = pool->head->block_bytes,
+		.max_blocks = pool->max_blocks,
+		.null_block = pool->head->null_block,
+		.id_limit = (kv_block_id)pool->head->id_limit,
+		.device = pool->device,
+		.gpu_mask = pool->gpu_mask,
+		.session = pool->session_number,
+	};
+}
+
+KV_PUBLIC const struct kv_layout *kv_pool_layout(const struct kv_pool *pool)
+{
+	return &pool->layout;
+}
+
+KV_PUBLIC int kv_pool_view(const struct kv_pool *pool, uint32_t gpu, uint32_t component,
+			   struct kv_view *ret)
+{
+	if (component >= pool->layout.n_components)
+		return kv_error(-EINVAL, "component: %u given, the layout has %u", component,
+				pool->layout.n_components);
+	if (gpu >= KV_MAX_GPUS)
+		return kv_error(-EINVAL, "gpu: %u given, at most %d devices", gpu, KV_MAX_GPUS);
+	if (!pool->memory[gpu])
+		return kv_error(-ENXIO, "gpu: this pool is not mapped on device %u here (mask %#x)", gpu,
+				pool->mapped_mask);
+	kv_layout_view(&pool->layout, component, kv_memory_base(pool->memory[gpu]), pool->slab_offset,
+		       pool->slab_blocks, ret);
+	return 0;
+}

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A sequence's tokens and blocks: growing, forking, rolling back, ending. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libclient/internal.h"
+
+static size_t blocks_for(const struct kv_pool *pool, size_t n_tokens)
+{
+	uint32_t size = pool->head->block_tokens;
+
+	return n_tokens / size + (n_tokens % size != 0);
+}
+
+int kv_seq_grow(void **array, size_t *room, size_t n, size_t item)
+{
+	size_t more = *room ? *room : 16;
+	void *p;
+
+	if (n <= *room)
+		return 0;
+	while (more < n)
+		more *= 2;
+	p = realloc(*array, more * item);
+	if (!p)
+		return -ENOMEM;
+	*array = p;
+	*room = more;
+	return 0;
+}
+
+KV_PUBLIC int kv_seq_new(struct kv_pool *pool, struct kv_seq **ret)
+{
+	struct kv_seq *seq = calloc(1, sizeof(*seq));
+
+	if (!seq)
+		return -ENOMEM;
+	seq->pool = pool;
+	pool->n_seqs++;
+	*ret = seq;
+	return 0;
+}
+
+void kv_seq_stamp(struct kv_seq *seq, size_t first, size_t end)
+{
+	struct kv_shm_blocks *shared = seq->pool->blocks;
+	uint64_t now;
+
+	if (first >= end)
+		return;
+	now = kv_add_relaxed(&shared->clock, end - first);
+	for (size_t i = first; i < end; i++)
+		kv_store_relaxed(&seq->pool->descriptors[seq->table[i]].stamp, now + (end - i));
+}
+
+/* Releases the blocks from @first on. */
+static int release_from(struct kv_seq *seq, size_t first, void *stream)
+{
+	int r;
+
+	if (first >= seq->n_blocks)
+		return 0;
+	r = kv_later_release(seq->pool, stream, seq->table + first,
+			     (uint32_t)(seq->n_blocks - first));
+	if (r < 0)
+		return r;
+	seq->n_blocks = first;
+	return 0;
+}
+
+KV_PUBLIC struct kv_seq *kv_seq_free(struct kv_seq *seq, void *stream)
+{
+	if (!seq)
+		return NULL;
+	if (!kv_forked(seq->pool->fork_generation)) {
+		kv_seq_stamp(seq, 0, seq->n_submitted);
+		/* Where it fails the blocks stay leased until the pool is closed, or the process ends. */
+		if (release_from(seq, 0, stream) < 0)
+			seq->pool->lost = true;
+		seq->pool->n_seqs--;
+	}
+	free(seq->tokens);
+	free(seq->table);
+	free(seq->keys);
+	free(seq);
+	return NULL;
+}
+
+/* The block that the next token goes into is there, has tokens, and others may see it. */
+static bool must_copy(const struct kv_seq *seq)
+{
+	uint32_t size = seq->pool->head->block_tokens;
+
+	return seq->len % size && kv_block_is_shared(seq->pool, seq->table[seq->len / size]);
+}
+
+static int note_copy(struct kv_pool *pool, kv_block_id from, kv_block_id to)
+{
+	size_t room = pool->copies_room;
+	int r = kv_seq_grow((void **)&pool->copies, &room, pool->n_copies + 1u,
+			    2 * sizeof(*pool->copies));
+
+	if (r < 0)
+		return r;
+	pool->copies_room = (uint32_t)room;
+	pool->copies[2 * pool->n_copies] = from;
+	pool->copies[2 * pool->n_copies + 1] = to;
+	pool->n_copies++;
+	return 0;
+}
+
+KV_PUBLIC int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeout)
+{
+	struct kv_pool *pool = seq->pool;
+	size_t need = blocks_for(pool, n_tokens), more;
+	bool copy = must_copy(seq) && n_tokens > seq->len;
+	kv_block_id *fresh;
+	int r;
+
+	kv_later_poll(pool);
+	if (need > pool->max_blocks)
+		return KV_TOO_LARGE;
+	more = need > seq->n_blocks ? need - seq->n_blocks : 0;
+	if (!more && !copy)
+		return 0;
+	/* New ids land behind the table: on failure nothing of it has changed. */
+	r = kv_seq_grow((void **)&seq->table, &seq->table_room, seq->n_blocks + more + 1,
+			sizeof(*seq->table));
+	if (r < 0)
+		return r;
+	fresh = seq->table + seq->n_blocks;
+	r = kv_magazine_take(pool, (uint32_t)more + copy, fresh, timeout);
+	if (r)
+		return r;
+	if (copy) {
+		size_t at = seq->len / pool->head->block_tokens;
+
+		/* Our reference to the old block goes to the copy that is noted. */
+		r = note_copy(pool, seq->table[at], fresh[more]);
+		if (r < 0) {
+			for (size_t i = 0; i <= more; i++)
+				kv_block_release(pool, fresh[i]);
+			return r;
+		}
+		seq->table[at] = fresh[more];
+		if (seq->n_submitted > at)
+			seq->n_submitted = at;
+		if (seq->n_settled > at)
+			seq->n_settled = at;
+	}
+	seq->n_blocks += more;
+	return 0;
+}
+
+KV_PUBLIC int kv_seq_append(struct kv_seq *seq, const int32_t *tokens, size_t n)
+{
+	int r;
+
+	if (!n)
+		return 0;
+	if (n > kv_seq_capacity(seq) - seq->len)
+		return kv_error(-ENOSPC, "append: %zu tokens to %zu, the capacity is %zu; reserve first",
+				n, seq->len, kv_seq_capacity(seq));
+	if (must_copy(seq))
+		return kv_error(-EPERM, "append: the block at %zu is shared; reserve first", seq->len);
+	r = kv_seq_grow((void **)&seq->tokens, &seq->tokens_room, seq->len + n, sizeof(*tokens));
+	if (r < 0)
+		return r;
+	memcpy(seq->tokens + seq->len, tokens, n * sizeof(*tokens));
+	seq->len += n;
+	return 0;
+}
+
+KV_PUBLIC int kv_seq_fork(struct kv_seq *seq, struct kv_seq **ret)
+{
+	size_t n = blocks_for(seq->pool, seq->len);
+	struct kv_seq *child;
+	int r = kv_seq_new(seq->pool, &child);
+
+	if (r < 0)
+		return r;
+	r = kv_seq_grow((void **)&child->tokens, &child->tokens_room, seq->len, sizeof(*seq->tokens));
+	if (!r)
+		r = kv_seq_grow((void **)&child->table, &child->table_room, n, sizeof(*seq->table));
+	if (!r)
+		r = kv_seq_grow((void **)&child->keys, &child->keys_room, seq->n_submitted,
+				sizeof(*seq->keys));
+	if (r < 0) {
+		kv_seq_free(child, NULL);
+		return r;
+	}
+	if (seq->len)
+		memcpy(child->tokens, seq->tokens, seq->len * sizeof(*seq->tokens));
+	if (seq->n_submitted)
+		memcpy(child->keys, seq->keys, seq->n_submitted * sizeof(*seq->keys));
+	for (size_t i = 0; i < n; i++) {
+		child->table[i] = seq->table[i];
+		seq->pool->refs[seq->table[i]]++;
+	}
+	child->len = seq->len;
+	child->n_blocks = n;
+	child->n_submitted = seq->n_submitted;
+	child->n_settled = seq->n_settled;
+	*ret = child;
+	return 0;
+}
+
+KV_PUBLIC int kv_seq_rollback(struct kv_seq *seq, size_t n_tokens, void *stream)
+{
+	size_t whole = n_tokens / seq->pool->head->block_tokens;
+	int r;
+
+	if (n_tokens > seq->len)
+		return kv_error(-EINVAL, "rollback: to %zu, the sequence has %zu tokens", n_tokens,
+				seq->len);
+	r = release_from(seq, blocks_for(seq->pool, n_tokens), stream);
+	if (r < 0)
+		return r;
+	seq->len = n_tokens;
+	if (seq->n_submitted > whole)
+		seq->n_submitted = whole;
+	if (seq->n_settled > whole)
+		seq->n_settled = whole;
+	return 0;
+}
+
+KV_PUBLIC size_t kv_seq_len(const struct kv_seq *seq)
+{
+	return seq->len;
+}
+
+KV_PUBLIC size_t kv_seq_capacity(const struct kv_seq *seq)
+{
+	return seq->n_blocks * seq->pool->head->block_tokens;
+}
+
+KV_PUBLIC const int32_t *kv_seq_tokens(const struct kv_seq *seq)
+{
+	return seq->tokens;
+}
+
+KV_PUBLIC size_t kv_seq_blocks(const struct kv_seq *seq, const kv_block_id **ret)
+{
+	*ret = seq->table;
+	return seq->n_blocks;
+}

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libclient/internal.h"
+
+static const uint32_t item_bytes[] = {
+	[KV_STAT_DAEMON] = sizeof(struct kv_daemon_stats),
+	[KV_STAT_GPU] = sizeof(struct kv_gpu_stats),
+	[KV_STAT_POOL] = sizeof(struct kv_pool_stats),
+	[KV_STAT_SESSION] = sizeof(struct kv_session_stats),
+};
+
+/* One answer after the other, until none are left; a list that changes meanwhile may miss some. */
+static int collect(struct kv_client *client, enum kv_stat_kind kind, char **items, size_t *n,
+		   int64_t deadline)
+{
+	const struct kv_msg_stats_part *part = (const void *)client->connection.buffer;
+
+	do {
+		struct kv_msg_stats ask = { .head = { .type = KV_MSG_STATS, .size = sizeof(ask) },
+					    .kind = (uint32_t)kind,
+					    .first = (uint32_t)*n };
+		void *more;
+		int r = kv_connection_call(&client->connection, &ask, KV_MSG_STATS_PART, sizeof(*part),
+					   NULL, 0, NULL, deadline);
+
+		if (r < 0)
+			return r;
+		if (part->item_bytes != item_bytes[kind] ||
+		    part->head.size != sizeof(*part) + (uint64_t)part->n * part->item_bytes)
+			return kv_error(-EPROTO, "daemon: stats of %u bytes an item, %u are known here",
+					part->item_bytes, item_bytes[kind]);
+		more = realloc(*items, (*n + part->n + 1) * part->item_bytes);
+		if (!more)
+			return -ENOMEM;
+		*items = more;
+		memcpy(*items + *n * part->item_bytes, part->items,
+		       (size_t)part->n * part->item_bytes);
+		*n += part->n;
+	} while (part->left && part->n);
+	return 0;
+}
+
+KV_PUBLIC int kv_stats(struct kv_client *client, enum kv_stat_kind kind, void **ret_items,
+		       size_t *ret_n, int64_t timeout)
+{
+	kv_cleanup(kv_freep) char *items = NULL;
+	size_t n = 0;
+	int r = kv_forked(client->fork_generation);
+
+	if (r < 0)
+		return r;
+	if ((unsigned)kind >= sizeof(item_bytes) / sizeof(item_bytes[0]))
+		return kv_error(-EINVAL, "kind: %d is not a kv_stat_kind", (int)kind);
+	pthread_mutex_lock(&client->lock);
+	r = collect(client, kind, &items, &n, kv_deadline(timeout));
+	pthread_mutex_unlock(&client->lock);
+	if (r < 0)
+		return r;
+	*ret_items = kv_steal(items);
+	*ret_n = n;
+	return 0;
+}
+
+KV_PUBLIC int kv_check(struct kv_client *client, struct kv_check_result *ret, int64_t timeout)
+{
+	struct kv_msg_plain ask = { .head = { .type = KV_MSG_CHECK, .size = sizeof(ask) } };
+	int r = kv_forked(client->fork_generation);
+
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&client->lock);
+	r = kv_connection_call(&client->connection, &ask, KV_MSG_CHECKED,
+			       sizeof(struct kv_msg_checked), NULL, 0, NULL, kv_deadline(timeout));
+	if (!r)
+		*ret = ((const struct kv_msg_checked *)client->connection.buffer)->result;
+	pthread_mutex_unlock(&client->lock);
+	return r;
+}
+
+KV_PUBLIC int kv_pool_drop(struct kv_client *client, const char *name, int64_t timeout)
+{
+	struct kv_msg_drop ask = { .head = { .type = KV_MSG_POOL_DROP, .size = sizeof(ask) } };
+	int r = kv_forked(client->fork_generation);
+
+	if (r < 0)
+		return r;
+	if (strlen(name) >= sizeof(ask.name))
+		return kv_error(-EINVAL, "name: '%s' is longer than %zu bytes", name,
+				sizeof(ask.name) - 1);
+	strcpy(ask.name, name);
+	pthread_mutex_lock(&client->lock);
+	r = kv_connection_call(&client->connection, &ask, KV_MSG_OK, sizeof(struct kv_msg_plain), NULL,
+			       0, NULL, kv_deadline(timeout));
+	pthread_mutex_unlock(&client->lock);
+	return r;
+}
