@@ -197,6 +197,32 @@ static void on_signal(const struct signalfd_siginfo *info, void *arg)
 	kv_loop_stop(d->loop);
 }
 
+/* ipc: clients that are attached go on, nobody can attach any more. Only a restart helps. */
+static void owner_ended(uint32_t events, void *arg)
+{
+	struct kv_gpu_unit *gpu = arg;
+
+	(void)events;
+	kv_log(KV_LOG_ERROR, "the process that owns the memory of %s has died: no client can map it "
+	       "from now on; restart kvcached", gpu->info.name);
+	snprintf(gpu->export_why, sizeof(gpu->export_why), "its owner process has died");
+	gpu->owner_watch = kv_watch_free(gpu->owner_watch);
+}
+
+static int watch_owners(struct kv_daemon *d)
+{
+	int r = 0;
+
+	for (uint32_t i = 0; !r && i < d->n_gpus; i++) {
+		struct kv_gpu_unit *gpu = &d->gpus[i];
+
+		if (gpu->arena->owner_pidfd >= 0)
+			r = kv_loop_watch(d->loop, gpu->arena->owner_pidfd, KV_LOOP_IN, owner_ended, gpu,
+					  &gpu->owner_watch);
+	}
+	return r;
+}
+
 static int start_loop(struct kv_daemon *d)
 {
 	sigset_t set;
@@ -248,6 +274,8 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 		r = make_arenas(d);
 	if (!r)
 		r = start_loop(d);
+	if (!r)
+		r = watch_owners(d);
 	for (uint32_t i = 0; !r && i < d->n_gpus; i++)
 		r = kv_mover_start(d, i);
 	if (!r)
@@ -266,8 +294,10 @@ void kv_daemon_stop(struct kv_daemon *d)
 	d->listen_fd = kv_close(d->listen_fd);
 	while (!kv_link_is_alone(&d->peers))
 		kv_peer_free(kv_container_of(d->peers.next, struct kv_peer, link));
-	for (uint32_t i = 0; i < d->n_gpus; i++)
+	for (uint32_t i = 0; i < d->n_gpus; i++) {
 		kv_mover_stop(&d->gpus[i]);
+		kv_watch_free(d->gpus[i].owner_watch);
+	}
 	while (!kv_link_is_alone(&d->pools))
 		kv_pool_free(kv_container_of(d->pools.next, struct kv_pool, link));
 	kv_timer_free(d->accept_timer);

@@ -52,6 +52,7 @@ struct kv_gpu_unit {
 	struct kv_device_info info;
 	struct kv_arena *arena;
 	struct kv_mover *mover;
+	struct kv_watch *owner_watch; /* ipc: of the arena's owner process */
 	char export_why[96];
 };
 
