@@ -111,7 +111,7 @@ static const struct kv_stat_field session_fields[] = {
 	S(slot, "", "its bit in the holders of a block"),
 	S(since_ns, "ns", "time since it attached"),
 	S(blocks_leased, "blocks", "leased to it"),
-	S(blocks_idle, "blocks", "of these, unused in its magazine"),
+	S(blocks_idle, "blocks", "of these, not in use (it says so at times)"),
 	S(blocks_held, "blocks", "cached blocks it holds"),
 	S(lookup_tokens_total, "tokens", "asked for in prefix lookups"),
 	S(hit_tokens_total, "tokens", "of these, found"),

@@ -22,6 +22,9 @@ static void show_list(struct kv_emit *e, const struct kv_session_stats *sessions
 		     ">HIT", ">SINCE", NULL);
 	for (const struct kv_session_stats *s = sessions; s < sessions + n; s++) {
 		const struct kv_pool_stats *pool = kv_pool_of(pools, n_pools, s);
+		/* The client says it now and then, and may have used some of them since. */
+		uint64_t idle =
+			s->blocks_idle < s->blocks_leased ? s->blocks_idle : s->blocks_leased;
 
 		kv_emit_cell(e, "%" PRIu64, s->id);
 		kv_emit_cell(e, "%s", s->pool);
@@ -29,7 +32,7 @@ static void show_list(struct kv_emit *e, const struct kv_session_stats *sessions
 		kv_emit_cell(e, "%" PRIu64, s->pid);
 		kv_emit_cell(e, "%" PRIu64, s->uid);
 		kv_emit_cell(e, "%s", kv_words_blocks(pool, s->blocks_leased).text);
-		kv_emit_cell(e, "%s", kv_words_blocks(pool, s->blocks_idle).text);
+		kv_emit_cell(e, "%s", kv_words_blocks(pool, idle).text);
 		kv_emit_cell(e, "%s", kv_words_blocks(pool, s->blocks_held).text);
 		kv_emit_cell(e, "%s",
 			     kv_words_share(s->hit_tokens_total, s->lookup_tokens_total).text);

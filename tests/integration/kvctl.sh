@@ -36,7 +36,7 @@ refused()
 # An expression of Python over x, the JSON in $dir/out or in a file.
 json_is()
 {
-	python3 -c '
+	python3 -IS -c '
 import json, sys
 x = json.load(open(sys.argv[2]))
 sys.exit(0 if eval("(" + sys.argv[1] + ")") else 1)' "$1" "${2:-$dir/out}" 2> "$dir/json.err" ||
@@ -46,7 +46,7 @@ sys.exit(0 if eval("(" + sys.argv[1] + ")") else 1)' "$1" "${2:-$dir/out}" 2> "$
 # The names of a struct's fields in stats.h, as a Python list, whatever its order of declaration.
 fields_of()
 {
-	python3 -c '
+	python3 -IS -c '
 import re, sys
 text = re.sub(r"/\*.*?\*/", "", open(sys.argv[1]).read(), flags=re.S)
 body = re.search(r"struct " + sys.argv[2] + r" \{(.*?)\n\};", text, re.S).group(1)
@@ -153,7 +153,7 @@ json_is 'len(x["sessions"]) == 2 and x["block_tokens"] == 16 and x["block_bytes"
 expect 0 "$kvctl" pool show 'pool "a"'
 expect_out '^block_bytes +16.0 KiB +size of a block'
 both session list
-id=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[0]["id"])' "$dir/out")
+id=$(python3 -IS -c 'import json, sys; print(json.load(open(sys.argv[1]))[0]["id"])' "$dir/out")
 both session show "$id"
 json_is "x['id'] == $id and x['client'] == 'holder' and x['state'] == 'live' and x['uid'] == $(id -u)"
 both check
@@ -162,9 +162,8 @@ expect 0 "$kvctl" check
 expect_out '^checked [0-9]+ blocks in 1 pool: books balance$'
 
 say "dropping takes what nobody holds"
-kill -KILL $holder1
-wait $holder1 2> /dev/null
-gone="$kvctl --json session list | python3 -c 'import json, sys; sys.exit(len(json.load(sys.stdin)) != 1)'"
+{ kill -KILL $holder1 && wait $holder1; } 2> /dev/null
+gone="$kvctl --json session list | python3 -IS -c 'import json, sys; sys.exit(len(json.load(sys.stdin)) != 1)'"
 expect_soon 10 bash -c "$gone"
 both pool drop 'pool "a"'
 json_is 'x["removed"] == False and x["n_sessions"] == 1'
@@ -172,7 +171,7 @@ both check
 json_is 'x["n_errors"] == 0'
 exec 9>&-
 wait $holder2 || fail "holder failed: $(cat "$dir/holder2")"
-gone="$kvctl --json session list | python3 -c 'import json, sys; sys.exit(len(json.load(sys.stdin)) != 0)'"
+gone="$kvctl --json session list | python3 -IS -c 'import json, sys; sys.exit(len(json.load(sys.stdin)) != 0)'"
 expect_soon 10 bash -c "$gone"
 expect 0 "$kvctl" --json pool drop 'pool "a"'
 json_is 'x["removed"] == True'

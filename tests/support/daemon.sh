@@ -151,7 +151,7 @@ expect_err()
 
 expect_json()
 {
-	python3 -m json.tool < "$dir/out" > /dev/null 2> "$dir/json.err" ||
+	python3 -IS -m json.tool < "$dir/out" > /dev/null 2> "$dir/json.err" ||
 		fail "stdout isn't JSON: $(cat "$dir/json.err")"
 }
 
