@@ -171,6 +171,7 @@ struct kv_seq {
 	struct kv_pool *pool;
 	int32_t *tokens;
 	size_t len, tokens_room;
+	size_t n_asked; /* tokens of the prompt that the statistics of lookups have counted */
 	kv_block_id *table;
 	size_t n_blocks, table_room;
 	struct kv_key *keys; /* [n_submitted] of the blocks that were published or found */

@@ -38,6 +38,18 @@ static int check_lookup(const struct kv_seq *seq, const int32_t *tokens, size_t 
 	return 0;
 }
 
+/* A prompt's token counts once, however often the search goes on: hits / lookups is a share. */
+static void count_asked(struct kv_seq *seq, size_t n)
+{
+	struct kv_shm_session *session = seq->pool->session;
+	size_t counted = seq->n_asked > seq->len ? seq->n_asked : seq->len;
+
+	if (n <= counted)
+		return;
+	kv_store_relaxed(&session->lookup_tokens, session->lookup_tokens + n - counted);
+	seq->n_asked = n;
+}
+
 KV_PUBLIC int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *ret_hit)
 {
 	struct kv_pool *pool = seq->pool;
@@ -59,7 +71,7 @@ KV_PUBLIC int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n,
 	if (r < 0)
 		return r;
 
-	kv_store_relaxed(&pool->session->lookup_tokens, pool->session->lookup_tokens + n - seq->len);
+	count_asked(seq, n);
 	/* To go on, the chain so far must be cached, and known to be. */
 	if (first && (seq->n_submitted < first ||
 		      !(pool->refs[seq->table[first - 1]] & KV_REF_CACHED)))

@@ -218,6 +218,8 @@ KV_PUBLIC int kv_seq_rollback(struct kv_seq *seq, size_t n_tokens, void *stream)
 	if (r < 0)
 		return r;
 	seq->len = n_tokens;
+	if (seq->n_asked > n_tokens)
+		seq->n_asked = n_tokens;
 	if (seq->n_submitted > whole)
 		seq->n_submitted = whole;
 	if (seq->n_settled > whole)

@@ -139,6 +139,7 @@ json_is 'all(p["blocks_free"] + p["blocks_leased"] + p["blocks_cached"] + p["blo
 json_is 'all(g["bytes_free"] + g["bytes_scrubbing"] + g["bytes_pools"] == g["bytes_arena"]
 	for g in x["gpus"])'
 json_is 'sum(s["blocks_leased"] for s in x["sessions"]) == x["pools"][0]["blocks_leased"] >= 120'
+json_is 'x["pools"][0]["lookup_tokens_total"] == 4800 >= x["pools"][0]["hit_tokens_total"]'
 json_is "sorted(s['pid'] for s in x['sessions']) == sorted([$holder1, $holder2])"
 
 expect 0 "$kvctl" stats
