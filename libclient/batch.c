@@ -85,7 +85,7 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 static void end_copies(struct kv_batch *b)
 {
 	for (uint32_t i = 0; !b->copied && i < b->data.n_copies; i++)
-		kv_block_release(b->pool, b->copies[2 * i]);
+		kv_later_drop(b->pool, b->copies[2 * i]);
 	b->data.n_copies = 0;
 }
 

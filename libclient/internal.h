@@ -141,6 +141,8 @@ bool kv_block_pin(struct kv_pool *pool, kv_block_id id, struct kv_key key, uint6
 		  const int32_t *tokens);
 /* kv_block_pin_twin() - likewise, known by its serial */
 bool kv_block_pin_twin(struct kv_pool *pool, kv_block_id id, uint64_t serial);
+/* kv_block_is_cached() - has a block that is held been published by now? */
+bool kv_block_is_cached(struct kv_pool *pool, kv_block_id id);
 /* kv_block_is_shared() - may others see it, in this process or another? Then it isn't written. */
 static inline bool kv_block_is_shared(const struct kv_pool *pool, kv_block_id id)
 {
@@ -159,6 +161,9 @@ static inline bool kv_block_is_shared(const struct kv_pool *pool, kv_block_id id
  */
 int kv_later_release(struct kv_pool *pool, void *stream, const kv_block_id *ids, uint32_t n);
 int kv_later_publish(struct kv_pool *pool, void *stream, const struct kv_op *ops, uint32_t n);
+
+/* kv_later_drop() - release a block that no work uses, but not before its publishing */
+void kv_later_drop(struct kv_pool *pool, kv_block_id id);
 
 /* kv_later_poll() - do what has become due */
 void kv_later_poll(struct kv_pool *pool);

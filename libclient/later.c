@@ -16,7 +16,7 @@
 
 struct kv_later {
 	struct kv_link link; /* kv_pool::later; the first member: the list is freed as such */
-	struct kv_event *event;
+	struct kv_event *event; /* NULL: it only keeps its place in the order */
 	uint32_t n_ids, n_ops;
 	struct kv_op *ops; /* behind the struct */
 	kv_block_id *ids;  /* behind the ops */
@@ -32,6 +32,26 @@ static void happen(struct kv_pool *pool, const struct kv_op *ops, uint32_t n_ops
 	kv_ops_kick(pool);
 }
 
+static struct kv_later *later_new(const struct kv_op *ops, uint32_t n_ops, const kv_block_id *ids,
+				  uint32_t n_ids)
+{
+	struct kv_later *later = malloc(sizeof(*later) + n_ops * sizeof(*ops) + n_ids * sizeof(*ids));
+
+	if (!later)
+		return NULL;
+	later->event = NULL;
+	later->n_ops = n_ops;
+	later->n_ids = n_ids;
+	later->ops = (struct kv_op *)(later + 1);
+	later->ids = (kv_block_id *)(later->ops + n_ops);
+	if (n_ops)
+		memcpy(later->ops, ops, n_ops * sizeof(*ops));
+	if (n_ids)
+		memcpy(later->ids, ids, n_ids * sizeof(*ids));
+	kv_link_init(&later->link);
+	return later;
+}
+
 static int add(struct kv_pool *pool, void *stream, const struct kv_op *ops, uint32_t n_ops,
 	       const kv_block_id *ids, uint32_t n_ids)
 {
@@ -44,17 +64,9 @@ static int add(struct kv_pool *pool, void *stream, const struct kv_op *ops, uint
 	}
 	if (!n_ops && !n_ids)
 		return 0;
-	later = malloc(sizeof(*later) + n_ops * sizeof(*ops) + n_ids * sizeof(*ids));
+	later = later_new(ops, n_ops, ids, n_ids);
 	if (!later)
 		return -ENOMEM;
-	later->n_ops = n_ops;
-	later->n_ids = n_ids;
-	later->ops = (struct kv_op *)(later + 1);
-	later->ids = (kv_block_id *)(later->ops + n_ops);
-	if (n_ops)
-		memcpy(later->ops, ops, n_ops * sizeof(*ops));
-	if (n_ids)
-		memcpy(later->ids, ids, n_ids * sizeof(*ids));
 	r = kv_event_new(pool->device, &later->event);
 	if (!r)
 		r = kv_event_record(later->event, stream);
@@ -63,10 +75,19 @@ static int add(struct kv_pool *pool, void *stream, const struct kv_op *ops, uint
 		free(later);
 		return r;
 	}
-	kv_link_init(&later->link);
 	kv_list_append(&pool->later, &later->link);
 	kv_later_poll(pool);
 	return 0;
+}
+
+void kv_later_drop(struct kv_pool *pool, kv_block_id id)
+{
+	struct kv_later *later = kv_link_is_alone(&pool->later) ? NULL : later_new(NULL, 0, &id, 1);
+
+	if (later)
+		kv_list_append(&pool->later, &later->link);
+	else
+		kv_block_release(pool, id);
 }
 
 int kv_later_release(struct kv_pool *pool, void *stream, const kv_block_id *ids, uint32_t n)
@@ -83,7 +104,7 @@ void kv_later_poll(struct kv_pool *pool)
 {
 	while (!kv_link_is_alone(&pool->later)) {
 		struct kv_later *later = kv_container_of(pool->later.next, struct kv_later, link);
-		int r = kv_event_query(later->event);
+		int r = later->event ? kv_event_query(later->event) : 1;
 
 		/* Broken: nobody will ever know when the writes ended. The daemon waits for our end. */
 		if (r < 0)

@@ -246,7 +246,7 @@ static void forget_copy_to(struct kv_pool *pool, kv_block_id id)
 		pool->n_copies--;
 		memmove(pool->copies + 2 * i, pool->copies + 2 * i + 2,
 			(pool->n_copies - i) * 2 * sizeof(*pool->copies));
-		kv_block_release(pool, source);
+		kv_later_drop(pool, source);
 		return;
 	}
 }
@@ -289,21 +289,26 @@ static bool give_is_pending(struct kv_pool *pool, kv_block_id id)
 	return false;
 }
 
+bool kv_block_is_cached(struct kv_pool *pool, kv_block_id id)
+{
+	uint32_t r = pool->refs[id];
+
+	if (r & KV_REF_CACHED)
+		return true;
+	/* Ours, and perhaps published meanwhile: then the daemon has set our bit. */
+	if (kv_block_state(kv_load_acquire(&pool->descriptors[id].word)) != KV_BLOCK_CACHED)
+		return false;
+	pool->refs[id] = (r & ~KV_REF_SUBMITTED) | KV_REF_CACHED;
+	return true;
+}
+
 /* Holds the block if it is cached: from then on it can't change. False: it isn't, nothing is held. */
 static bool hold(struct kv_pool *pool, kv_block_id id)
 {
 	struct kv_shm_block *d = &pool->descriptors[id];
-	uint32_t r = pool->refs[id];
 
-	if (r & KV_REF_COUNT) {
-		if (r & KV_REF_CACHED)
-			return true;
-		/* Ours, and perhaps published meanwhile: then the daemon has set our bit. */
-		if (kv_block_state(kv_load_acquire(&d->word)) != KV_BLOCK_CACHED)
-			return false;
-		pool->refs[id] = (r & ~KV_REF_SUBMITTED) | KV_REF_CACHED;
-		return true;
-	}
+	if (pool->refs[id] & KV_REF_COUNT)
+		return kv_block_is_cached(pool, id);
 	if (give_is_pending(pool, id))
 		return false;
 	/* The bit, then a look: against the daemon's EVICTING, then a look (shm.h). */

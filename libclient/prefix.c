@@ -74,7 +74,7 @@ KV_PUBLIC int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n,
 	count_asked(seq, n);
 	/* To go on, the chain so far must be cached, and known to be. */
 	if (first && (seq->n_submitted < first ||
-		      !(pool->refs[seq->table[first - 1]] & KV_REF_CACHED)))
+		      !kv_block_is_cached(pool, seq->table[first - 1])))
 		most = first;
 	else if (first)
 		serial = kv_load_relaxed(&pool->descriptors[seq->table[first - 1]].serial);
@@ -116,17 +116,12 @@ static int settle(struct kv_seq *seq, void *stream)
 	for (; seq->n_settled < seq->n_submitted; seq->n_settled++) {
 		kv_block_id id = seq->table[seq->n_settled];
 		struct kv_shm_block *d = &pool->descriptors[id];
-		uint64_t word = kv_load_acquire(&d->word);
 		kv_block_id twin;
 		int r;
 
-		if (pool->refs[id] & KV_REF_CACHED)
+		if (kv_block_is_cached(pool, id))
 			continue;
-		if (kv_block_state(word) == KV_BLOCK_CACHED) {
-			pool->refs[id] = (pool->refs[id] & ~KV_REF_SUBMITTED) | KV_REF_CACHED;
-			continue;
-		}
-		if (kv_block_state(word) != KV_BLOCK_TWIN)
+		if (kv_block_state(kv_load_acquire(&d->word)) != KV_BLOCK_TWIN)
 			return 0;
 		twin = (kv_block_id)kv_load_relaxed(&d->key_lo);
 		if (!kv_block_pin_twin(pool, twin, kv_load_relaxed(&d->serial)))
