@@ -6,6 +6,7 @@
  * when they run the same model), sequences that begin with what is cached, batches, kernels on
  * views.
  */
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,6 +140,8 @@ static int name_pool(struct engine *e, const char *model, const char *digest)
 	} else {
 		snprintf(e->pool_name, sizeof(e->pool_name), "%.20s-%.12s-%s-b%u-g%u", model,
 			 digest, dtype_name(o->kv_dtype), o->block_tokens, o->gpu);
+		for (char *c = e->pool_name; *c; c++) /* easy to type */
+			*c = isalnum((unsigned char)*c) || *c == '.' ? *c : '-';
 	}
 	return 0;
 }

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""kvengine against HF transformers on the same GGUF file.
+
+usage: check_logits.py BUILD_FOLDER MODEL.gguf
+
+Five prompts: their tokens by the package tokenizers, the next-token logits (relative error at most
+2e-2) and 64 greedy tokens by transformers in float32. kvengine runs all five in one batch, with a real
+daemon. Exit 77, a skip for meson, where the packages or the model file are missing.
+"""
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+MOST_ERROR = 2e-2
+N_STEPS = 64
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, in a village by the sea, there lived",
+    "def fibonacci(n):\n    \"\"\"Return the n-th number.\"\"\"\n",
+    "In 1969 the first people walked on the Moon. The 3 astronauts of Apollo 11 were",
+    "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n",
+]
+
+
+def skip(why):
+    print(f"skipped: {why}")
+    sys.exit(77)
+
+
+def run_engine(build, model, dtype, folder):
+    """Texts' tokens and logits of all prompts, from a daemon of our own."""
+    import numpy
+
+    socket = os.path.join(folder, "kvcached.sock")
+    logits = os.path.join(folder, "logits")
+    tokens = os.path.join(folder, "tokens")
+    daemon = subprocess.Popen([f"{build}/daemon/kvcached", "--host", "512M", "--socket", socket],
+                              stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 30
+        while subprocess.run([f"{build}/tools/kvctl", "-s", socket, "ping"],
+                             capture_output=True).returncode:
+            if daemon.poll() is not None or time.monotonic() > deadline:
+                sys.exit("kvcached didn't start")
+            time.sleep(0.05)
+        command = [f"{build}/tools/engine/kvengine", "--socket", socket, "--model", model,
+                   "--tokens", str(N_STEPS), "--ignore-eos", "--kv-dtype", dtype,
+                   "--logits", logits, "--tokens-out", tokens]
+        for prompt in PROMPTS:
+            command += ["--prompt", prompt]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait(30)
+    rows = numpy.fromfile(logits, dtype=numpy.float32).reshape(len(PROMPTS), -1)
+    with open(tokens, encoding="ascii") as file:
+        lists = [[int(line) for line in part.split()] for part in file.read().split("\n\n")]
+    return rows, lists
+
+
+def read_tokenizer(path):
+    """The file's vocabulary and merges in the package tokenizers, as SmolLM2's own files say."""
+    from gguf import GGUFReader
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    fields = GGUFReader(path).fields
+    words = fields["tokenizer.ggml.tokens"].contents()
+    merges = fields["tokenizer.ggml.merges"].contents()
+    types = fields["tokenizer.ggml.token_type"].contents()
+    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)},
+                                     merges=[tuple(merge.split(" ", 1)) for merge in merges]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+    tokenizer.add_special_tokens([word for word, kind in zip(words, types) if kind == 3])
+    return tokenizer
+
+
+def load_reference(path):
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(os.path.dirname(path),
+                                                 gguf_file=os.path.basename(path),
+                                                 dtype=torch.float32)
+    return model.eval()
+
+
+def compare(model, prompt_ids, logits, tokens):
+    """Relative error of the logits, and how many tokens are those that greedy choice gives.
+
+    The model reads prompt and tokens at once: token n is right if it is the likeliest after all
+    before it, so the first wrong one is where the two texts part.
+    """
+    import numpy
+    import torch
+
+    with torch.no_grad():
+        rows = model(torch.tensor([prompt_ids + tokens[:-1]])).logits[0, len(prompt_ids) - 1:]
+    want = rows[0].numpy()
+    best = rows.argmax(dim=-1).tolist()
+    same = next((n for n, (a, b) in enumerate(zip(tokens, best)) if a != b), len(tokens))
+    return numpy.linalg.norm(logits - want) / numpy.linalg.norm(want), same
+
+
+def main():
+    build, path = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    if not os.path.exists(path):
+        skip(f"no model at {path}")
+    try:
+        import accelerate  # noqa: F401
+        import gguf  # noqa: F401
+        import numpy  # noqa: F401
+        import tokenizers  # noqa: F401
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        skip(f"{error} (pip install torch transformers accelerate gguf)")
+
+    tokenizer = read_tokenizer(path)
+    model = load_reference(path)
+    failed = False
+    for dtype in "f32", "f16":
+        with tempfile.TemporaryDirectory() as folder:
+            rows, lists = run_engine(build, path, dtype, folder)
+        for i, prompt in enumerate(PROMPTS):
+            error, same = compare(model, tokenizer.encode(prompt).ids, rows[i], lists[i])
+            print(f"K and V in {dtype}, {prompt[:24]!r:28}: relative error {error:.1e}, "
+                  f"{same} of {N_STEPS} tokens the same")
+            # Rounding K and V to f16 may turn a choice between near equals: then only f32 counts.
+            failed |= not error <= MOST_ERROR or len(lists[i]) != N_STEPS
+            failed |= dtype == "f32" and same < N_STEPS
+    sys.exit(1 if failed else 0)
+
+
+main()
