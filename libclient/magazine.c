@@ -126,6 +126,7 @@ static void want_more(struct kv_pool *pool)
 	struct kv_msg_lease want = { .head = { .type = KV_MSG_WANT, .size = sizeof(want) } };
 
 	pool->until_want = (int32_t)(target / 2 > 8 ? target / 2 : 8);
+	kv_store_relaxed(&pool->session->n_idle, pool->n_stack);
 	/* What came of the last time is counted first. */
 	if (pool->n_stack >= target / 2 || collect_grants(pool) < 0 || pool->n_stack >= target / 2)
 		return;
@@ -170,7 +171,7 @@ static int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
 	r = ask(pool, n, timeout);
 	if (!r && pool->n_stack < n)
 		r = lost(pool, kv_error(-EPROTO, "daemon: it granted %u blocks of %u", pool->n_stack, n));
-	kv_store_relaxed(&pool->session->n_idle, pool->n_stack);
+	kv_store_relaxed(&pool->session->n_idle, pool->n_stack - (r ? 0 : n)); /* the caller takes n */
 	return r;
 }
 
