@@ -25,19 +25,29 @@ static void sift_down(struct kv_heap *heap, uint32_t i)
 	heap->items[i] = item;
 }
 
+int kv_heap_reserve(struct kv_heap *heap, uint32_t n)
+{
+	uint32_t room = heap->room ? heap->room : 1024;
+	void *items;
+
+	if (n <= heap->room)
+		return 0;
+	while (room < n)
+		room *= 2;
+	items = realloc(heap->items, (size_t)room * sizeof(*heap->items));
+	if (!items)
+		return -ENOMEM;
+	heap->items = items;
+	heap->room = room;
+	return 0;
+}
+
 int kv_heap_push(struct kv_heap *heap, uint64_t stamp, int32_t id)
 {
 	uint32_t i = heap->n;
 
-	if (heap->n == heap->room) {
-		uint32_t room = heap->room ? heap->room * 2 : 1024;
-		void *items = realloc(heap->items, (size_t)room * sizeof(*heap->items));
-
-		if (!items)
-			return -ENOMEM;
-		heap->items = items;
-		heap->room = room;
-	}
+	if (kv_heap_reserve(heap, heap->n + 1) < 0)
+		return -ENOMEM;
 	heap->n++;
 	while (i && heap->items[(i - 1) / 2].stamp > stamp) {
 		heap->items[i] = heap->items[(i - 1) / 2];

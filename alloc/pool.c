@@ -152,6 +152,21 @@ static int32_t find_twin(const struct kv_books *b, struct kv_key key, uint64_t p
 	return -1;
 }
 
+static void push_lru(struct kv_books *b, int32_t id, uint64_t stamp)
+{
+	int r = kv_heap_push(&b->lru, stamp, id);
+
+	assert(r == 0); /* kv_books_publish() has made room for all that is cached */
+	(void)r;
+	b->books[id].in_lru = true;
+}
+
+static void pop_lru(struct kv_books *b)
+{
+	b->books[b->lru.items[0].id].in_lru = false;
+	kv_heap_pop(&b->lru);
+}
+
 /* The cached block that a chain goes on from: *parent itself, or its twin. False: there is none. */
 static bool resolve_parent(const struct kv_books *b, uint32_t slot, const struct kv_op *op,
 			   int32_t *parent, uint64_t *ret_serial)
@@ -204,12 +219,11 @@ int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 		b->n_duplicates++;
 		return KV_PUBLISH_TWIN;
 	}
+	/* Room for every cached block: from here on a push can't fail. */
+	if (kv_heap_reserve(&b->lru, b->n_cached + 1) < 0)
+		return -ENOMEM;
 	if (kv_prefix_insert(&b->prefix, key, op->id) < 0)
 		return KV_PUBLISH_REFUSED;
-	if (kv_heap_push(&b->lru, op->stamp, op->id) < 0) {
-		kv_prefix_remove(&b->prefix, key, op->id);
-		return -ENOMEM;
-	}
 
 	book->key = key;
 	book->parent = parent;
@@ -226,6 +240,7 @@ int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 	/* Its publisher holds it from the first moment on. */
 	kv_or_seq(holder_word(b, op->id, slot), (uint64_t)1 << slot % 64);
 	set_state(b, op->id, KV_BLOCK_CACHED, 0);
+	push_lru(b, op->id, op->stamp);
 	b->n_leased--;
 	b->n_cached++;
 	b->n_published++;
@@ -242,18 +257,20 @@ static bool is_held(const struct kv_books *b, int32_t id)
 	return held;
 }
 
-/* Takes a block out of reach, for kv_books_evict() to free it or put it back. False: it's held. */
+/* Takes a block without children out of reach, for kv_books_evict(). False: it's held. */
 static bool withdraw(struct kv_books *b, int32_t id)
 {
-	if (b->books[id].n_children || is_held(b, id))
+	int32_t parent = b->books[id].parent;
+
+	if (is_held(b, id))
 		return false;
 	set_state(b, id, KV_BLOCK_EVICTING, 0);
 	if (is_held(b, id)) {
 		set_state(b, id, KV_BLOCK_CACHED, 0);
 		return false;
 	}
-	if (b->books[id].parent >= 0)
-		b->books[b->books[id].parent].n_children--;
+	if (parent >= 0 && !--b->books[parent].n_children && !b->books[parent].in_lru)
+		push_lru(b, parent, kv_load_relaxed(&b->descriptors[parent].stamp));
 	return true;
 }
 
@@ -262,29 +279,36 @@ static void put_back(struct kv_books *b, struct kv_heap_item item)
 	if (b->books[item.id].parent >= 0)
 		b->books[b->books[item.id].parent].n_children++;
 	set_state(b, item.id, KV_BLOCK_CACHED, 0);
-	kv_heap_push(&b->lru, item.stamp, item.id); /* has room: it was there before */
+	push_lru(b, item.id, item.stamp);
 }
 
-/* The least recently used blocks that can go, ends of chains first, leave the heap for `victims`. */
+/*
+ * The least recently used blocks that can go leave the heap for `victims`: ends of chains, and then
+ * their parents. What is held goes to the end of the order; once all that is left is held, it's over.
+ */
 static uint32_t choose_victims(struct kv_books *b, uint32_t n)
 {
-	/* Each entry is looked at for its real stamp once and tried once: held blocks end the loop. */
-	uint64_t tries = 2 * (uint64_t)b->lru.n + n;
-	uint32_t found = 0;
+	uint64_t now = kv_load_relaxed(&((struct kv_shm_blocks *)b->shared)->clock);
+	uint32_t found = 0, n_held = 0;
 
-	while (found < n && b->lru.n && tries--) {
+	while (found < n && n_held < b->lru.n) {
 		struct kv_heap_item top = b->lru.items[0];
 		uint64_t stamp = kv_load_relaxed(&b->descriptors[top.id].stamp);
 
-		if (stamp > top.stamp) {
+		/* Clients write stamps: none may be later than now, or a block could stay for ever. */
+		stamp = stamp < now ? stamp : now;
+		if (b->books[top.id].n_children) {
+			pop_lru(b);
+		} else if (stamp > top.stamp) {
 			kv_heap_restamp_top(&b->lru, stamp);
-		} else if (withdraw(b, top.id)) {
-			kv_heap_pop(&b->lru);
-			b->victims[found++] = top;
 		} else {
-			uint64_t now = kv_load_relaxed(&((struct kv_shm_blocks *)b->shared)->clock);
-
-			kv_heap_restamp_top(&b->lru, now > top.stamp ? now : top.stamp + 1);
+			pop_lru(b);
+			if (withdraw(b, top.id)) {
+				b->victims[found++] = top;
+			} else {
+				push_lru(b, top.id, (top.stamp > now ? top.stamp : now) + 1);
+				n_held++;
+			}
 		}
 	}
 	return found;

@@ -35,6 +35,7 @@ struct kv_book {
 	int32_t parent; /* CACHED: id or -1. TWIN: the twin's id */
 	uint16_t owner; /* LEASED, TWIN, QUARANTINED: session slot */
 	uint8_t state;	/* enum kv_block_state */
+	bool in_lru;
 };
 
 struct kv_books {
@@ -45,7 +46,7 @@ struct kv_books {
 	struct kv_book *books; /* [id_limit] */
 	int32_t *free_ids;     /* stack; exactly the blocks that are FREE */
 	uint32_t free_room;
-	struct kv_heap lru;    /* exactly the blocks that are CACHED */
+	struct kv_heap lru; /* CACHED blocks: all without children, and parents not yet taken out */
 	struct kv_heap_item *victims; /* scratch of kv_books_evict(), [n_victims_room] */
 	uint32_t n_victims_room;
 	uint64_t next_serial;
