@@ -234,6 +234,7 @@ static int start_loop(struct kv_daemon *d)
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGHUP);
 	r = kv_loop_signals(d->loop, &set, on_signal, d, &d->signals);
 	if (!r)
 		r = kv_timer_new(d->loop, accept_again, d, &d->accept_timer);

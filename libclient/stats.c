@@ -34,7 +34,7 @@ static int collect(struct kv_client *client, enum kv_stat_kind kind, char **item
 					part->item_bytes, item_bytes[kind]);
 		more = realloc(*items, (*n + part->n + 1) * part->item_bytes);
 		if (!more)
-			return -ENOMEM;
+			return kv_error(-ENOMEM, "no memory");
 		*items = more;
 		memcpy(*items + *n * part->item_bytes, part->items,
 		       (size_t)part->n * part->item_bytes);
