@@ -57,7 +57,8 @@ run() {
 	((status == 0)) || sed 's/^/    /' "$log"
 }
 
-for program in "$build"/tests/gpu/test_* "$build"/tests/kernels/test_*_gpu; do
+for program in "$build"/tests/gpu/test_* "$build"/tests/kernels/test_*_gpu \
+	"$build"/tests/engine/test_*_gpu; do
 	[[ -f $program && -x $program ]] || continue
 	wanted "${program##*/}" "$@" && run "${program##*/}" "$program"
 done

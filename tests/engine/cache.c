@@ -14,14 +14,16 @@ static void *zeros(size_t n, size_t bytes)
 	return p;
 }
 
-void cache_init(struct cache *cache, const struct kv_model_shape *s, int dtype, uint32_t n_blocks)
+void cache_init(struct cache *cache, struct kv_dense *dense, const struct kv_model_shape *s,
+		int dtype, uint32_t n_blocks)
 {
 	size_t head = s->head_dim * kv_dtype_bytes(dtype), token = head * s->n_kv_heads;
 	size_t component = CACHE_BLOCK_TOKENS * token, block = 2 * s->n_layers * component;
 
-	*cache = (struct cache){.n_blocks = n_blocks};
+	*cache = (struct cache){.dense = dense, .n_blocks = n_blocks};
 	cache->views = zeros(2 * s->n_layers, sizeof(*cache->views));
-	cache->bytes = zeros(n_blocks, block);
+	cache->bytes = dense->ops->alloc(dense, n_blocks * block);
+	ck_assert_ptr_nonnull(cache->bytes);
 	cache->table = zeros(n_blocks, sizeof(*cache->table));
 	for (uint32_t i = 0; i < n_blocks; i++)
 		cache->table[i] = n_blocks - 1 - i;
@@ -42,7 +44,8 @@ void cache_init(struct cache *cache, const struct kv_model_shape *s, int dtype, 
 void cache_deinit(struct cache *cache)
 {
 	free(cache->views);
-	free(cache->bytes);
+	if (cache->dense)
+		cache->dense->ops->release(cache->dense, cache->bytes);
 	free(cache->table);
 }
 

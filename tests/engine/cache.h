@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A paged cache in private host memory and one sequence in it, for models without a daemon: block
+ * A paged cache in private memory and one sequence in it, for models without a daemon: block
  * tables, slots and positions made by hand, kernels called directly.
  */
 #ifndef KV_TESTS_ENGINE_CACHE_H
@@ -11,16 +11,17 @@
 #define CACHE_BLOCK_TOKENS 16
 
 struct cache {
-	struct kv_view *views; /* [2 * n_layers] */
-	char *bytes;
-	kv_block_id *table; /* [n_blocks] in an order that isn't 0, 1, 2 */
+	struct kv_dense *dense; /* whose memory it is */
+	struct kv_view *views;	/* [2 * n_layers] */
+	char *bytes;		/* on the device */
+	kv_block_id *table;	/* [n_blocks] in an order that isn't 0, 1, 2 */
 	uint32_t n_blocks;
 	size_t len; /* tokens in it */
 };
 
 /* Aborts the test where memory or a call fails. */
-void cache_init(struct cache *cache, const struct kv_model_shape *shape, int dtype,
-		uint32_t n_blocks);
+void cache_init(struct cache *cache, struct kv_dense *dense, const struct kv_model_shape *shape,
+		int dtype, uint32_t n_blocks);
 void cache_deinit(struct cache *cache);
 
 /*

@@ -8,12 +8,14 @@ Five prompts: their tokens by the package tokenizers, the next-token logits (rel
 2e-2) and 64 greedy tokens by transformers in float32. kvengine runs all five in one batch, with a real
 daemon. Exit 77, a skip for meson, where the packages or the model file are missing.
 """
+import inspect
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import types
 
 MOST_ERROR = 2e-2
 N_STEPS = 64
@@ -80,16 +82,39 @@ def read_tokenizer(path):
     return tokenizer
 
 
+def import_transformers():
+    """transformers, on torch 1.13 with Python 3.11 too (Debian 12), where a part of torch that only
+    training needs can't be imported."""
+    import torch
+    try:
+        import torch.distributed.fsdp
+    except ValueError:
+        fsdp = types.ModuleType("torch.distributed.fsdp")
+        fsdp.FullyShardedDataParallel = type("FullyShardedDataParallel", (), {})
+        torch.distributed.fsdp = sys.modules[fsdp.__name__] = fsdp
+    import transformers
+    return transformers
+
+
 def load_reference(path):
     import torch
-    from transformers import AutoModelForCausalLM
+    transformers = import_transformers()
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(os.path.dirname(path),
-                                                 gguf_file=os.path.basename(path),
-                                                 dtype=torch.float32)
-    return model.eval()
+    config = transformers.LlamaConfig(**load_gguf_checkpoint(path)["config"])
+    model = transformers.LlamaForCausalLM(config)
+    options = {"return_tensors": True}
+    if "model_to_load" in inspect.signature(load_gguf_checkpoint).parameters:  # newer ones want it
+        options["model_to_load"] = model
+    tensors = load_gguf_checkpoint(path, **options)["tensors"]
+    # Without a matrix of its own the output layer is the embedding's.
+    tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    if missing or unexpected:
+        sys.exit(f"transformers reads the file differently: {missing} missing, {unexpected} unknown")
+    return model.to(torch.float32).eval()
 
 
 def compare(model, prompt_ids, logits, tokens):
@@ -115,14 +140,12 @@ def main():
     if not os.path.exists(path):
         skip(f"no model at {path}")
     try:
-        import accelerate  # noqa: F401
         import gguf  # noqa: F401
         import numpy  # noqa: F401
         import tokenizers  # noqa: F401
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
+        import_transformers()
     except ImportError as error:
-        skip(f"{error} (pip install torch transformers accelerate gguf)")
+        skip(f"{error} (tools/setup --python installs it)")
 
     tokenizer = read_tokenizer(path)
     model = load_reference(path)

@@ -12,7 +12,9 @@ source=$(dirname "$0")/../..
 kvengine=$build/tools/engine/kvengine
 smollm2=$source/models/SmolLM2-135M-Instruct.Q4_1.gguf
 story=$source/tools/quickstart.txt
-device=${KV_TEST_DEVICE:-host} # or cuda, with the daemon's arguments in KV_TEST_MEMORY
+# For engines_share_gpu.sh: where engines compute, on which of the daemon's devices, and its arguments
+device=${KV_TEST_DEVICE:-host}
+gpu=${KV_TEST_GPU:-0}
 read -ra memory <<< "${KV_TEST_MEMORY:---host 1G}"
 
 # engine NAME [OPTION...]: text in $dir/NAME.text, what --stats says in $dir/NAME.stats
@@ -22,7 +24,7 @@ engine()
 
 	shift
 	timeout -k 5 $command_deadline "$kvengine" --socket "$socket" --device "$device" \
-		--model "$model" --stats "$@" > "$dir/$name.text" 2> "$dir/$name.stats" < /dev/null
+		--gpu "$gpu" --model "$model" --stats "$@" > "$dir/$name.text" 2> "$dir/$name.stats" < /dev/null
 }
 
 # run NAME [OPTION...]: an engine that must succeed
@@ -63,8 +65,7 @@ forget()
 	"$kvctl" -s "$socket" --json pool list > "$dir/pools" || fail "pool list"
 	while read -r pool; do
 		"$kvctl" -s "$socket" pool drop "$pool" > "$dir/out" || fail "pool drop $pool"
-	done < <(python3 -c 'import json, sys; [print(p["name"]) for p in json.load(sys.stdin)]' \
-		< "$dir/pools")
+	done < <(tr ',{}' '\n' < "$dir/pools" | sed -n 's/^ *"name": *"\(.*\)" *$/\1/p')
 }
 
 one_after_the_other()

@@ -14,6 +14,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define KV_ROWS_MULTIPLE 16 /* every row length is a multiple of this */
 
 struct kv_rows {
@@ -43,5 +47,9 @@ extern const struct kv_rows kv_rows_avx512;
 
 /* kv_rows_all() - the sets this processor can run, best first; ends with NULL */
 const struct kv_rows *const *kv_rows_all(void);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
