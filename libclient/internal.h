@@ -113,11 +113,11 @@ struct kv_pool {
 	const int32_t *grants;
 	struct kv_op *ops;
 	uint32_t grant_capacity, grant_tail, op_capacity, op_head;
-	uint32_t last_give; /* op_head after the last give of a submitted block */
 	uint32_t slot, session_number;
 	bool ops_posted; /* since the last kick */
 
 	uint32_t *refs; /* [id_limit] */
+	uint32_t *gives; /* [id_limit] op_head after the give that KV_REF_GIVEN is about */
 	int32_t *stack; /* idle leases, the hottest on top */
 	uint32_t n_stack, stack_room;
 	int32_t until_want; /* blocks to take before the magazine asks for more again */

@@ -274,7 +274,7 @@ void kv_block_release(struct kv_pool *pool, kv_block_id id)
 		/* The daemon has yet to say what became of it: this op comes after that one. */
 		pool->refs[id] = KV_REF_GIVEN;
 		give_back(pool, id);
-		pool->last_give = pool->op_head;
+		pool->gives[id] = pool->op_head;
 	}
 }
 
@@ -284,7 +284,7 @@ static bool give_is_pending(struct kv_pool *pool, kv_block_id id)
 	if (!(pool->refs[id] & KV_REF_GIVEN))
 		return false;
 	/* Pairs with the release in the daemon's drain: it has done what stands before its tail. */
-	if ((int32_t)(kv_load_acquire(&pool->session->ops.tail) - pool->last_give) < 0)
+	if ((int32_t)(kv_load_acquire(&pool->session->ops.tail) - pool->gives[id]) < 0)
 		return true;
 	pool->refs[id] = 0;
 	return false;

@@ -68,14 +68,21 @@ static int map_shared(struct kv_pool *pool, const struct kv_msg_pool_opened *ope
 	return 0;
 }
 
+/* refs and gives: one mapping, of which only what is used takes memory. */
+static size_t arrays_bytes(const struct kv_pool *pool)
+{
+	return (size_t)pool->head->id_limit * (sizeof(*pool->refs) + sizeof(*pool->gives));
+}
+
 static int private_arrays(struct kv_pool *pool)
 {
-	void *refs = mmap(NULL, (size_t)pool->head->id_limit * sizeof(*pool->refs),
-			  PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	void *arrays = mmap(NULL, arrays_bytes(pool), PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
-	if (refs == MAP_FAILED)
+	if (arrays == MAP_FAILED)
 		return -errno;
-	pool->refs = refs;
+	pool->refs = arrays;
+	pool->gives = pool->refs + pool->head->id_limit;
 	pool->stack_room = 1024;
 	pool->stack = malloc(pool->stack_room * sizeof(*pool->stack));
 	return pool->stack ? 0 : -ENOMEM;
@@ -218,7 +225,7 @@ static void discard(struct kv_pool *pool)
 	for (uint32_t gpu = 0; gpu < KV_MAX_GPUS; gpu++)
 		kv_memory_detach(pool->memory[gpu]);
 	if (pool->refs)
-		munmap(pool->refs, (size_t)pool->head->id_limit * sizeof(*pool->refs));
+		munmap(pool->refs, arrays_bytes(pool));
 	if (pool->session)
 		munmap(pool->session, pool->session_bytes);
 	if (pool->blocks)
