@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "alloc/pool.h"
 
@@ -79,19 +80,32 @@ static void check_block(const struct kv_books *b, int32_t id, const bool *live, 
 	}
 }
 
-static void check_lists(const struct kv_books *b, uint32_t n_indexed, struct report *r)
+/* @seen: [id_limit], zero; how often each block stands in the list that is looked at */
+static void check_lists(const struct kv_books *b, uint32_t n_indexed, uint32_t *seen,
+			struct report *r)
 {
+	uint32_t n_in_lru = 0;
+
 	for (uint32_t i = 0; i < b->n_free; i++) {
-		if (b->books[b->free_ids[i]].state != KV_BLOCK_FREE)
-			wrong(r, "block %d is in the free stack but not free", b->free_ids[i]);
+		int32_t id = b->free_ids[i];
+
+		if (b->books[id].state != KV_BLOCK_FREE)
+			wrong(r, "block %d is in the free stack but not free", id);
+		if (seen[id]++)
+			wrong(r, "block %d is in the free stack twice", id);
 	}
 	for (uint32_t i = 0; i < b->lru.n; i++) {
-		const struct kv_book *book = &b->books[b->lru.items[i].id];
+		int32_t id = b->lru.items[i].id;
 
-		if (book->state != KV_BLOCK_CACHED || !book->in_lru)
-			wrong(r, "block %d is in the eviction order but not cached",
-			      b->lru.items[i].id);
+		if (b->books[id].state != KV_BLOCK_CACHED || !b->books[id].in_lru)
+			wrong(r, "block %d is in the eviction order but not cached", id);
+		if (seen[id]++)
+			wrong(r, "block %d is in the eviction order twice", id);
 	}
+	for (uint32_t i = 0; i < b->head->id_limit; i++)
+		n_in_lru += b->books[i].in_lru;
+	if (n_in_lru != b->lru.n)
+		wrong(r, "%u blocks are in the eviction order, the books say %u", b->lru.n, n_in_lru);
 	if (n_indexed != b->n_cached)
 		wrong(r, "%u blocks are in the index, %u are cached", n_indexed, b->n_cached);
 }
@@ -113,10 +127,11 @@ uint64_t kv_books_check(const struct kv_books *b, const bool *live, char *text, 
 			wrong(&r, "block %u has %u cached children, the books say %u", i,
 			      children[i], b->books[i].n_children);
 	}
-	free(children);
+	memset(children, 0, b->head->id_limit * sizeof(*children));
 	for (uint64_t i = 0; i < (uint64_t)b->prefix.n_buckets * KV_BUCKET_WORDS; i++)
 		n_indexed += b->prefix.words[i] != 0;
-	check_lists(b, n_indexed, &r);
+	check_lists(b, n_indexed, children, &r);
+	free(children);
 
 	if (n[KV_BLOCK_FREE] != b->n_free || n[KV_BLOCK_CACHED] != b->n_cached ||
 	    n[KV_BLOCK_LEASED] + n[KV_BLOCK_TWIN] != b->n_leased ||
