@@ -7,6 +7,9 @@
  * lanes are elements of out and a sum runs over keys in ascending order. Both are done once for all
  * rows of the item; ROWS rows at a time share each vector that is loaded.
  *
+ * EPYC (Zen 5), avx512, one core, 620 tokens, 9/3 heads of 64, f16: prefill 7.2 ms (31 G
+ * multiply-adds/s), decode 44 us.
+ *
  * A row's value depends on its query and its keys alone, to the bit:
  * - a tile starts at a multiple of KV_SIMD_TILE tokens, whatever the window or the chunk;
  * - each number is made by the same operations in the same order however many rows are worked on

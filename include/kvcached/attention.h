@@ -51,7 +51,8 @@ struct kv_write_args {
  * round-to-nearest-even(x / scale), saturated at +-448; NaN stays NaN.
  *
  * Return: 0; -EINVAL if a field is out of range; -ENOTSUP if no backend can do it (no such device in
- *         this build, types); -EIO on a CUDA error. kv_error_text() names the field.
+ *         this build, sizes); -ENOMEM (host memory for scratch); -EIO on a CUDA error.
+ *         kv_error_text() names the field.
  */
 int kv_write(const struct kv_write_args *args);
 
@@ -113,7 +114,8 @@ int kv_copy_blocks(const struct kv_copy_args *args);
 /**
  * kv_backend_names() - the backends of this build for @device, most preferred first
  *
- * KVCACHED_BACKEND=name in the environment picks one for a whole run.
+ * KVCACHED_BACKEND=name in the environment picks one for a whole run; KVCACHED_THREADS=n bounds the
+ * threads of a call on the host (default: the CPUs the process may use, at most 8).
  * Return: a static list that ends with NULL.
  */
 const char *const *kv_backend_names(enum kv_device device);

@@ -320,19 +320,18 @@ START_TEST(a_later_token_with_nan_spoils_only_rows_that_see_it)
 {
 	for (int i = 0; problem_backends()[i]; i++) {
 		struct problem_spec spec = problem_default();
-		const int len = 70, bad = 41;
+		const int len = 120, bad = 41, window = 40;
 		struct problem *p;
+		int32_t table[120];
 		char row[128];
 		float *lse;
 		void *out;
 
 		spec.block_tokens = 1; /* so that block id and position go together */
-		spec.window_left = 20;
+		spec.window_left = window;
 		add(&spec, len, len);
 		p = problem_new(&spec);
 		for (int h = 0; h < 2; h++) {
-			int32_t table[70];
-
 			buffer_get(table, p->args.block_table, sizeof(table));
 			memset(row, 0xff, sizeof(row));
 			buffer_put((char *)p->args.v.base + table[bad] * p->args.v.block_stride +
@@ -345,7 +344,7 @@ START_TEST(a_later_token_with_nan_spoils_only_rows_that_see_it)
 				double x = number_get(out, pos * p->n_heads_q * spec.dv + d,
 						      spec.dtype);
 
-				expect(isnan(x) == (pos >= bad && pos <= bad + 20),
+				expect(isnan(x) == (pos >= bad && pos <= bad + window),
 				       "%s: position %lld has %g", problem_backends()[i]->name,
 				       (long long)pos, x);
 			}
