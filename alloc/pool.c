@@ -283,34 +283,35 @@ static void put_back(struct kv_books *b, struct kv_heap_item item)
 }
 
 /*
- * The least recently used blocks that can go leave the heap for `victims`: ends of chains, and then
- * their parents. What is held goes to the end of the order; once all that is left is held, it's over.
+ * The least recently used blocks that can go leave the heap for the front of `victims`: ends of chains,
+ * and then their parents. Those that are held are set aside at its back, so that each is tried
+ * once, and end up behind all others in the order.
  */
 static uint32_t choose_victims(struct kv_books *b, uint32_t n)
 {
 	uint64_t now = kv_load_relaxed(&((struct kv_shm_blocks *)b->shared)->clock);
 	uint32_t found = 0, n_held = 0;
 
-	while (found < n && n_held < b->lru.n) {
+	while (found < n && b->lru.n) {
 		struct kv_heap_item top = b->lru.items[0];
 		uint64_t stamp = kv_load_relaxed(&b->descriptors[top.id].stamp);
 
 		/* Clients write stamps: none may be later than now, or a block could stay for ever. */
 		stamp = stamp < now ? stamp : now;
-		if (b->books[top.id].n_children) {
-			pop_lru(b);
-		} else if (stamp > top.stamp) {
+		if (!b->books[top.id].n_children && stamp > top.stamp) {
 			kv_heap_restamp_top(&b->lru, stamp);
-		} else {
-			pop_lru(b);
-			if (withdraw(b, top.id)) {
-				b->victims[found++] = top;
-			} else {
-				push_lru(b, top.id, (top.stamp > now ? top.stamp : now) + 1);
-				n_held++;
-			}
+			continue;
 		}
+		pop_lru(b);
+		if (b->books[top.id].n_children)
+			continue;
+		if (withdraw(b, top.id))
+			b->victims[found++] = top;
+		else
+			b->victims[b->n_victims_room - ++n_held] = top;
 	}
+	for (; n_held; n_held--)
+		push_lru(b, b->victims[b->n_victims_room - n_held].id, now + 1);
 	return found;
 }
 
@@ -323,13 +324,14 @@ uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all)
 			return 0;
 		n = b->n_cached;
 	}
-	if (n > b->n_victims_room) {
-		void *victims = realloc(b->victims, n * sizeof(*b->victims));
+	if (b->n_cached > b->n_victims_room) {
+		uint32_t room = b->lru.room;
+		void *victims = realloc(b->victims, room * sizeof(*b->victims));
 
 		if (!victims)
 			return 0;
 		b->victims = victims;
-		b->n_victims_room = n;
+		b->n_victims_room = room;
 	}
 	found = choose_victims(b, n);
 	if (found < n && all) {
