@@ -95,7 +95,7 @@ void kv_cuda_job_info(const struct kv_helper_end *end, const void *arg)
 {
 	const struct kv_cuda_job *job = arg;
 	struct kv_helper_reply reply = {0};
-	const struct kv_cuda *cuda;
+	const struct kv_cuda *cuda = NULL;
 	CUdevice device;
 	int r;
 

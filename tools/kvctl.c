@@ -247,7 +247,7 @@ static int refuse_words(struct kv_ctl *ctl, const char *object, const char *comm
 	size_t n = 0;
 
 	for (const struct command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
-		if (!strcmp(object, c->object) && n < sizeof(what))
+		if (c->command && !strcmp(object, c->object) && n < sizeof(what))
 			n += snprintf(what + n, sizeof(what) - n, "%s%s", n ? ", " : "",
 				      c->command);
 	}
