@@ -2,7 +2,7 @@
 #include <check.h>
 
 #include "tests/alloc/chain.h"
-#include "tests/kernels/expect.h"
+#include "tests/support/expect.h"
 
 struct pages p;
 struct kv_books *const b = &p.books;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "tests/alloc/pages.h"
-#include "tests/kernels/expect.h"
+#include "tests/support/expect.h"
 
 static void *zeroed(uint64_t bytes)
 {

@@ -5,7 +5,7 @@
 
 #include "alloc/extent.h"
 #include "tests/alloc/random.h"
-#include "tests/kernels/expect.h"
+#include "tests/support/expect.h"
 
 #define EXTENT ((uint64_t)2 << 20)
 

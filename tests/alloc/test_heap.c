@@ -7,7 +7,7 @@
 
 #include "alloc/heap.h"
 #include "tests/alloc/random.h"
-#include "tests/kernels/expect.h"
+#include "tests/support/expect.h"
 
 static struct kv_heap heap;
 

@@ -11,7 +11,7 @@
 #include "alloc/layout.h"
 #include "include/internal/error.h"
 #include "tests/alloc/random.h"
-#include "tests/kernels/expect.h"
+#include "tests/support/expect.h"
 
 #define MAX_COMPONENTS 12
 

@@ -7,7 +7,7 @@
 
 #include "tests/alloc/chain.h"
 #include "tests/alloc/random.h"
-#include "tests/kernels/expect.h"
+#include "tests/support/expect.h"
 
 /* ---- eviction ---- */
 

@@ -10,7 +10,7 @@
 
 #include "tests/alloc/pages.h"
 #include "tests/alloc/random.h"
-#include "tests/kernels/expect.h"
+#include "tests/support/expect.h"
 
 #define N_IDS	     41 /* the null block among them */
 #define BLOCK_TOKENS 2

@@ -8,7 +8,7 @@
 
 #include "alloc/prefix.h"
 #include "tests/alloc/random.h"
-#include "tests/kernels/expect.h"
+#include "tests/support/expect.h"
 
 static struct kv_prefix prefix;
 

@@ -7,7 +7,7 @@
 
 #include "include/internal/error.h"
 #include "tests/kernels/buffer.h"
-#include "tests/kernels/expect.h"
+#include "tests/support/expect.h"
 #include "tests/kernels/number.h"
 #include "tests/kernels/problem.h"
 

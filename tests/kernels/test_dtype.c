@@ -7,7 +7,7 @@
 
 #include "kernels/dtype.h"
 #include "kernels/simd.h"
-#include "tests/kernels/expect.h"
+#include "tests/support/expect.h"
 #include "tests/kernels/number.h"
 
 static const struct {
