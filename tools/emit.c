@@ -99,6 +99,8 @@ static size_t printable(char *text)
 
 static void indent(struct kv_emit *e)
 {
+	if (e->one_line)
+		return;
 	fprintf(e->out, "\n%*s", (int)(2 * e->depth), "");
 }
 
@@ -108,7 +110,7 @@ static void begin_value(struct kv_emit *e, const char *key)
 	if (e->depth) {
 		assert(!key == (e->closing[e->depth - 1] == ']'));
 		if (e->n_values[e->depth - 1]++)
-			fputc(',', e->out);
+			fputs(e->one_line ? ", " : ",", e->out);
 		indent(e);
 	}
 	if (key) {

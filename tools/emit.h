@@ -32,6 +32,7 @@
 struct kv_emit {
 	FILE *out;
 	bool json;
+	bool one_line; /* JSON without line breaks; false after kv_emit_init() */
 	/* JSON: the brackets that are open, innermost last, and how many values each has. */
 	unsigned depth;
 	char closing[KV_EMIT_MAX_DEPTH];

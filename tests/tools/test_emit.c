@@ -99,6 +99,19 @@ START_TEST(people_get_aligned_columns_without_trailing_blanks)
 }
 END_TEST
 
+START_TEST(json_stands_on_one_line_where_that_is_asked_for)
+{
+	begin(true);
+	emit.one_line = true;
+	kv_emit_open(&emit, NULL, '{');
+	kv_emit_number(&emit, "n", 1);
+	kv_emit_list(&emit, "items", fields, items, sizeof(items[0]), 1);
+	kv_emit_close(&emit);
+	end_is("{\"n\": 1, \"items\": [{\"name\": \"one\", \"bytes\": 1536, "
+	       "\"age_ns\": 65000000000, \"n\": 7}]}\n");
+}
+END_TEST
+
 START_TEST(empty_lists_and_objects_stay_valid)
 {
 	begin(true);
@@ -288,6 +301,7 @@ int main(void)
 
 	tcase_add_test(forms, json_has_every_field_with_exact_numbers);
 	tcase_add_test(forms, people_get_aligned_columns_without_trailing_blanks);
+	tcase_add_test(forms, json_stands_on_one_line_where_that_is_asked_for);
 	tcase_add_test(forms, empty_lists_and_objects_stay_valid);
 	tcase_add_test(forms, every_kind_of_value_is_json);
 	tcase_add_loop_test(forms, strings_are_escaped_and_terminals_protected, 0, N(strings));

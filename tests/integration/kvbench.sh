@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# kvbench against a real daemon, and with one of its own: every benchmark runs, and its numbers are
+# possible. Times are judged with a factor of 3 to spare, since other things run on a machine that tests.
+# shellcheck source=tests/support/daemon.sh
+. "$(dirname "$0")/../support/daemon.sh"
+
+kvbench=$build/tools/bench/kvbench
+trace=$dir/trace.jsonl
+export TMPDIR=$dir
+
+# Of the last line that the last `expect` wrote, an expression of Python over the JSON x.
+last_is()
+{
+	tail -n 1 "$dir/out" | python3 -IS -c '
+import json, sys
+x = json.load(sys.stdin)
+sys.exit(0 if eval("(" + sys.argv[1] + ")") else 1)' "$1" 2> "$dir/json.err" ||
+		fail "not so: $1 $(cat "$dir/json.err")"
+}
+
+# 500 conversations of 4 turns; each turn has 2 blocks more than the one before. 2000 requests ask for
+# 10000 blocks, 4000 of them different. A turn comes 500 requests after the one before: by then that
+# is published, since a client can't take 500 * 2 blocks without an answer from the daemon.
+make_trace()
+{
+	python3 -IS -c '
+import json
+for turn in range(4):
+    for talk in range(500):
+        ids = [talk * 8 + i for i in range(2 * turn + 2)]
+        print(json.dumps({"timestamp": turn * 1000 + talk, "input_length": 512 * len(ids) - 100,
+                          "output_length": 30, "hash_ids": ids}))' > "$trace"
+}
+
+say "usage"
+expect 2 "$kvbench"
+expect_err '^kvbench: .*--help'
+expect 2 "$kvbench" leese
+expect_err "'leese'"
+expect 2 "$kvbench" replay "$trace"
+expect_err 'usage: kvbench replay FILE --engines N --capacity BLOCKS'
+expect 2 "$kvbench" replay "$trace" --capacity 0
+expect_err "^kvbench: --capacity: '0'"
+expect 2 "$kvbench" replay "$trace" --capacity 10 --engines 65
+expect_err "^kvbench: --engines: '65' given, 1..64"
+expect 2 "$kvbench" lease --capacity 10
+expect 2 "$kvbench" lease --frobnicate
+expect 2 "$kvbench" --json lease extra
+expect_err '^\{"error": "usage: .*", "exit": 2\}$'
+expect 0 "$kvbench" --help
+expect_out '--socket'
+expect 0 "$kvbench" --version
+expect_out '^kvbench [0-9]+\.'
+
+say "no daemon: 3; no trace: 1, and its line is named"
+expect 3 "$kvbench" lease --socket "$socket"
+expect_err "$socket"
+expect 1 "$kvbench" replay "$dir/none" --capacity 10
+expect_err "$dir/none: No such file"
+make_trace
+sed '7s/512/"many"/' "$trace" | sed '7s/924/"many"/' > "$dir/bad.jsonl"
+expect 1 "$kvbench" replay "$dir/bad.jsonl" --capacity 10
+expect_err "bad.jsonl:7: input_length: "
+
+daemon_start --host 64M
+
+say "lease"
+expect 0 "$kvbench" lease --json --socket "$socket"
+last_is 'x["syscalls_per_million"] == 0'
+last_is '0 < x["take_give_ns"] <= 3 * 4 * x["array_stack_ns"]'
+last_is 'x["take_give_ns"] * 200 <= 3 * x["socket_round_trip_ns"]'
+last_is 'all(x[k] > 0 for k in ("take_give_16_ns", "array_stack_inline_ns", "mutex_list_ns"))'
+expect 0 "$kvbench" lease -s "$socket"
+expect_out '^take and give, 1 block +[0-9.]+ +1\.00$'
+expect_out '^0 system calls'
+
+say "attach, prefix"
+expect 0 "$kvbench" attach --json --socket "$socket"
+last_is '0 < x["connect_us"] < x["host_only_us"] and x["connect_us"] < x["mapped_us"]'
+expect 0 "$kvbench" prefix --json --socket "$socket"
+last_is '[c["blocks"] for c in x["chains"]] == [4 ** i for i in range(7)]'
+last_is 'all(c["lookup_ns"] > 0 and c["free_ns"] > 0 and c["floor_ns"] > 0 for c in x["chains"])'
+
+say "replay: what was published is found, all of it"
+expect 0 "$kvbench" replay "$trace" --capacity 6000 --json --socket "$socket"
+last_is 'x["requests"] == x["served"] == 2000 and x["engines"] == 1 and x["capacity"] == 6000'
+last_is 'x["blocks_asked"] == 10000 and x["blocks_hit"] == 6000 and x["hit_share"] == 0.6'
+last_is 'x["evicted"] == 0 and x["check_errors"] == 0 and x["too_large"] == 0'
+
+say "replay: four engines, and a pool that is too small for all"
+expect 0 "$kvbench" replay "$trace" --engines 4 --capacity 6000 --json --socket "$socket"
+last_is 'x["served"] == 2000 and x["check_errors"] == 0 and 3000 <= x["blocks_hit"] <= 6000'
+expect 0 "$kvbench" replay "$trace" --engines 4 --capacity 300 --json --socket "$socket"
+last_is 'x["served"] == 2000 and x["check_errors"] == 0 and x["evicted"] > 0'
+last_is 'x["seconds"] > 0'
+expect 0 "$kvbench" replay "$trace" --capacity 7 --json --socket "$socket"
+last_is 'x["too_large"] == 500 and x["served"] == 1500 and x["check_errors"] == 0'
+
+say "nothing is left of it"
+expect 0 "$kvctl" --json pool list
+expect_json
+grep -q kvbench "$dir/out" && fail "a pool of kvbench is still there"
+expect 0 "$kvctl" check
+daemon_stop
+
+say "a daemon of its own, which ends with it"
+expect 0 "$kvbench" replay "$trace" --engines 2 --capacity 2000
+expect_out '^2000 requests by 2 engines in .*; 2000 served$'
+expect_out '^the books balance$'
+expect 0 "$kvbench" attach
+expect_out '^open a pool, mapped +[0-9.]+$'
+left=("$dir"/kvbench.*)
+[ ! -e "${left[0]}" ] || fail "kvbench left ${left[0]} behind"

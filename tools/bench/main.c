@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvbench BENCHMARK [OPTION...]: measure a kvcached. This file has the table of benchmarks, from
+ * which help and checks of usage come, and the options.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/bench/bench.h"
+#include "tools/bench/replay.h"
+
+#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+#define MAX_CAPACITY  (1u << 22)
+
+static const struct benchmark {
+	const char *name;
+	const char *args;
+	bool replays; /* takes FILE, --engines and --capacity */
+	const char *help;
+	int (*run)(struct kv_bench *b);
+} benchmarks[] = {
+	{"lease", "", false, "take and give blocks, beside an array stack, a mutex, a round trip",
+	 kv_bench_lease},
+	{"attach", "", false, "from connecting to a mapped pool, step by step", kv_bench_attach},
+	{"prefix", "", false, "look up, verify and pin chains of 1 to 4096 blocks",
+	 kv_bench_prefix},
+	{"replay", "FILE --engines N --capacity BLOCKS", true,
+	 "N clients replay a trace of requests as fast as they can", kv_bench_replay},
+};
+
+static const struct option options[] = {
+	{"socket", required_argument, NULL, 's'},
+	{"json", no_argument, NULL, 'j'},
+	{"engines", required_argument, NULL, 'e'},
+	{"capacity", required_argument, NULL, 'c'},
+	{"help", no_argument, NULL, 'h'},
+	{"version", no_argument, NULL, 'V'},
+	{NULL},
+};
+
+static const char options_help[] =
+	"Options:\n"
+	"  -s, --socket PATH      the daemon's socket; default: a daemon of its own in host\n"
+	"                         memory, for the time of the run\n"
+	"  -j, --json             one object on one line, with exact numbers\n"
+	"      --engines N        replay: client processes (default 1)\n"
+	"      --capacity BLOCKS  replay: size of the pool, in blocks of 512 tokens\n"
+	"  -h, --help             this text\n"
+	"  -V, --version          version of kvbench\n"
+	"\n"
+	"Exit status: 0 done, 1 failed, 2 wrong usage, 3 no daemon.\n";
+
+static void print_help(FILE *out)
+{
+	fprintf(out, "Usage: kvbench BENCHMARK [OPTION...]\n\nBenchmarks:\n");
+	for (const struct benchmark *m = benchmarks; m < benchmarks + ARRAY_SIZE(benchmarks); m++)
+		fprintf(out, "  %s%s%s\n      %s\n", m->name, *m->args ? " " : "", m->args,
+			m->help);
+	fprintf(out, "\n%s", options_help);
+}
+
+static int parse_count(const struct kv_bench *b, const char *option, const char *text, uint32_t max,
+		       uint32_t *ret)
+{
+	char *end;
+	unsigned long long n;
+
+	errno = 0;
+	n = strtoull(text, &end, 10);
+	if (errno || *text < '0' || *text > '9' || *end || n < 1 || n > max)
+		return kv_bench_refuse(b, KV_BENCH_USAGE, "%s: '%s' given, 1..%u expected", option,
+				       text, max);
+	*ret = (uint32_t)n;
+	return KV_BENCH_DONE;
+}
+
+/* @ret_letter: 'h' or 'V' if that was asked for. Words are moved behind the options. */
+static int parse_options(struct kv_bench *b, int argc, char **argv, int *ret_letter)
+{
+	int letter, status = KV_BENCH_DONE;
+
+	opterr = 0;
+	while (!status && (letter = getopt_long(argc, argv, ":s:jhV", options, NULL)) != -1) {
+		switch (letter) {
+		case 's':
+			b->socket = optarg;
+			break;
+		case 'j':
+			b->emit.json = true;
+			break;
+		case 'e':
+			status = parse_count(b, "--engines", optarg, KV_REPLAY_MAX_ENGINES,
+					     &b->engines);
+			break;
+		case 'c':
+			status = parse_count(b, "--capacity", optarg, MAX_CAPACITY, &b->capacity);
+			break;
+		case 'h':
+		case 'V':
+			*ret_letter = letter;
+			break;
+		case ':':
+			return kv_bench_refuse(b, KV_BENCH_USAGE, "option '%s' needs a value",
+					       argv[optind - 1]);
+		default:
+			return kv_bench_refuse(b, KV_BENCH_USAGE,
+					       "option '%s' isn't known, or takes no value (see "
+					       "kvbench --help)",
+					       argv[optind - 1]);
+		}
+	}
+	return status;
+}
+
+static int check_words(struct kv_bench *b, const struct benchmark *m, int n_words, char **words)
+{
+	if (n_words != (m->replays ? 1 : 0) || (m->replays && !b->capacity))
+		return kv_bench_refuse(b, KV_BENCH_USAGE, "usage: kvbench %s%s%s [OPTION...]",
+				       m->name, *m->args ? " " : "", m->args);
+	if (!m->replays && (b->engines || b->capacity))
+		return kv_bench_refuse(b, KV_BENCH_USAGE,
+				       "--engines and --capacity are for 'kvbench replay'");
+	b->file = m->replays ? words[0] : NULL;
+	if (!b->engines)
+		b->engines = 1;
+	return KV_BENCH_DONE;
+}
+
+static int run(struct kv_bench *b, int n_words, char **words)
+{
+	const struct benchmark *m = benchmarks;
+	int status;
+
+	if (!n_words)
+		return kv_bench_refuse(
+			b, KV_BENCH_USAGE,
+			"which benchmark? kvbench BENCHMARK [OPTION...] (see kvbench "
+			"--help)");
+	while (m < benchmarks + ARRAY_SIZE(benchmarks) && strcmp(m->name, words[0]))
+		m++;
+	if (m == benchmarks + ARRAY_SIZE(benchmarks))
+		return kv_bench_refuse(
+			b, KV_BENCH_USAGE,
+			"no benchmark is called '%.64s': lease, attach, prefix or replay",
+			words[0]);
+	status = check_words(b, m, n_words - 1, words + 1);
+	if (!status)
+		status = m->run(b);
+	kv_bench_end(b);
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	struct kv_bench b = {0};
+	bool json = false;
+	int letter = 0, status;
+
+	/* Looked for first, so that a wrong option before it is refused in JSON as well. */
+	for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
+		json |= !strcmp(argv[i], "--json") || !strcmp(argv[i], "-j");
+	kv_emit_init(&b.emit, stdout, json);
+	b.emit.one_line = true;
+	status = parse_options(&b, argc, argv, &letter);
+	if (status)
+		return status;
+	if (letter == 'h')
+		print_help(stdout);
+	else if (letter == 'V')
+		printf("kvbench %s\n", kv_version());
+	else
+		status = run(&b, argc - optind, argv + optind);
+	if (kv_emit_end(&b.emit) < 0)
+		return kv_bench_refuse(&b, KV_BENCH_FAILED, "stdout: the answer can't be written");
+	return status;
+}
