@@ -145,7 +145,6 @@ static const struct {
 static int measure(struct lease *l, double *ret_ns)
 {
 	static double ns[CONTESTANTS][ROUNDS];
-
 	int r = take_give_16(l, WARM_UP);
 
 	if (r)

@@ -88,14 +88,17 @@ static int await(struct kv_pool *pool, struct chain *c)
 	int64_t deadline = kv_bench_now() + PUBLISH_TIMEOUT;
 	const kv_block_id *ids;
 	struct kv_seq *seq;
-	size_t hit;
+	size_t hit, n;
 	int r;
 
 	while (!(r = look_up(pool, c, &seq, &hit))) {
-		if (hit == (size_t)c->n * BLOCK_TOKENS)
-			memcpy(c->ids, ids, kv_seq_blocks(seq, &ids) * sizeof(*ids));
+		bool found = hit == (size_t)c->n * BLOCK_TOKENS;
+
+		n = kv_seq_blocks(seq, &ids);
+		if (found)
+			memcpy(c->ids, ids, n * sizeof(*ids));
 		kv_seq_free(seq, NULL);
-		if (hit == (size_t)c->n * BLOCK_TOKENS)
+		if (found)
 			return 0;
 		if (kv_bench_now() > deadline)
 			return -ETIMEDOUT;
