@@ -254,6 +254,7 @@ int kv_capacity_room(struct kv_pool *pool, uint32_t n, bool all)
 void kv_capacity_wait(struct kv_session *session)
 {
 	kv_list_append(&session->pool->waiters, &session->waiter);
+	kv_capacity_magazines(session->pool);
 	kv_timer_set(session->peer->daemon->waiter_timer, LOOK_AGAIN);
 }
 
@@ -289,6 +290,8 @@ static bool serve(struct kv_session *session)
 
 static void serve_pool(struct kv_pool *pool)
 {
+	bool waited = !kv_link_is_alone(&pool->waiters);
+
 	/* In order of arrival: a large request is not starved by small ones behind it. */
 	while (!kv_link_is_alone(&pool->waiters)) {
 		struct kv_session *first =
@@ -297,6 +300,8 @@ static void serve_pool(struct kv_pool *pool)
 		if (!serve(first))
 			break;
 	}
+	if (waited && kv_link_is_alone(&pool->waiters))
+		kv_capacity_magazines(pool);
 }
 
 void kv_capacity_serve(struct kv_daemon *d, struct kv_pool *pool)
@@ -319,8 +324,12 @@ void kv_capacity_serve(struct kv_daemon *d, struct kv_pool *pool)
 
 void kv_capacity_magazines(struct kv_pool *pool)
 {
-	/* All magazines together hold at most a sixteenth of the pool: idle blocks are few. */
-	uint64_t n = pool->n_sessions ? pool->max_blocks / (16 * pool->n_sessions) : 0;
+	/*
+	 * All magazines together hold at most a sixteenth of the pool: idle blocks are few. While
+	 * somebody waits for room none should be: sessions then give back all that is idle.
+	 */
+	bool scarce = !kv_link_is_alone(&pool->waiters);
+	uint64_t n = pool->n_sessions && !scarce ? pool->max_blocks / (16 * pool->n_sessions) : 0;
 
 	for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++) {
 		if (pool->slots[i])
