@@ -80,8 +80,12 @@ refused 2 "'-x' isn't known" stats -x
 refused 2 "'--socket' needs a value" stats --socket
 refused 2 "seconds above 0" --timeout 0 stats
 refused 2 "seconds above 0" --timeout soon stats
-expect 2 env -u KVCACHED_SOCKET -u XDG_RUNTIME_DIR setpriv --reuid 65534 --clear-groups "$kvctl" ping
-expect_err 'give -s SOCKET'
+# Another user without a place for sockets: for root to try, where that user can read the build folder.
+if setpriv --reuid 65534 --clear-groups "$kvctl" --version > /dev/null 2>&1; then
+	expect 2 env -u KVCACHED_SOCKET -u XDG_RUNTIME_DIR \
+		setpriv --reuid 65534 --clear-groups "$kvctl" ping
+	expect_err 'give -s SOCKET'
+fi
 
 say "help and version need no daemon"
 expect 0 "$kvctl" --help
