@@ -511,6 +511,97 @@ START_TEST(a_pool_past_two_to_the_31_elements_is_read_and_written_at_the_right_p
 }
 END_TEST
 
+#define D02_PAGES 262145 /* of 32 latent vectors of 512: the last begins at element 2^32 */
+
+/* D02. A backend without heads of 512 says so; the others, and every write and copy, reach the end. */
+START_TEST(a_latent_pool_past_two_to_the_32_elements_shows_each_page_its_own_values)
+{
+	const int dim = 512, size = 32, last = D02_PAGES - 1;
+	const size_t page = (size_t)size * dim * 2, bytes = D02_PAGES * page;
+	uint16_t *ones = malloc(2 * page), *out = malloc((size_t)2 * dim * 2), *got = malloc(page);
+	int32_t loc[] = {0, 1, 2}, lens[] = {32, 32}, table[] = {0, last};
+	int64_t slots[64];
+	char *pool;
+
+	if (buffer_device == KV_DEVICE_CUDA && buffer_bytes_free() < (size_t)10 << 30) {
+		printf("skipped: a pool of 8 GiB needs 10 GiB free on the GPU\n");
+		return;
+	}
+	for (int t = 0; t < 64; t++) {
+		slots[t] = (int64_t)table[t / size] * size + t % size;
+		for (int d = 0; d < dim; d++)
+			ones[t * dim + d] = (uint16_t)number_encode(KV_F16, t < size ? 1 : 2);
+	}
+	for (int i = 0; problem_backends()[i]; i++) {
+		const struct kv_attn_backend *backend = problem_backends()[i];
+		struct kv_view view = view_of(KV_F16, size, 1, dim, 0, false, 1);
+		int32_t pairs[] = {last, 2};
+		struct kv_write_args write = {.size = sizeof(write),
+					      .device = buffer_device,
+					      .dtype = KV_F16,
+					      .n_tokens = 64,
+					      .key = upload(ones, 2 * page),
+					      .slots = upload(slots, sizeof(slots))};
+		struct kv_attention_args attend = {.size = sizeof(attend),
+						   .device = buffer_device,
+						   .dtype = KV_F16,
+						   .n_seqs = 2,
+						   .n_tokens = 2,
+						   .n_heads_q = 1,
+						   .max_query_len = 1,
+						   .max_seq_len = 32,
+						   .table_width = 1,
+						   .q = write.key,
+						   .window_left = -1,
+						   .causal = 1};
+		struct kv_copy_args copy = {.size = sizeof(copy),
+					    .device = buffer_device,
+					    .n_pairs = 1,
+					    .pairs = pairs,
+					    .n_views = 1,
+					    .views = &view};
+		int r;
+
+		pool = buffer_new_sparse(bytes);
+		view.base = pool;
+		write.value = write.key; /* one vector is K and V */
+		write.k = write.v = attend.k = attend.v = view;
+		ck_assert_msg(kv_write_on(backend, &write) == 0, "%s", kv_error_text());
+		ck_assert_msg(kv_copy_blocks_on(backend, &copy) == 0, "%s", kv_error_text());
+		buffer_get(got, pool + 2 * page, page);
+		ck_assert_mem_eq(got, ones + size * dim, page);
+		buffer_get(got, pool + page, page);
+		for (int e = 0; e < size * dim; e++)
+			expect(got[e] == 0, "page 1 was written");
+
+		attend.block_table = upload(table, sizeof(table));
+		attend.query_start_loc = upload(loc, sizeof(loc));
+		attend.seq_lens = upload(lens, sizeof(lens));
+		attend.out = buffer_new((size_t)2 * dim * 2);
+		r = kv_attention_on(backend, &attend);
+		if (r == -ENOTSUP) {
+			ck_assert_ptr_nonnull(strstr(kv_error_text(), "512"));
+		} else {
+			ck_assert_msg(r == 0, "%s", kv_error_text());
+			buffer_get(out, attend.out, (size_t)2 * dim * 2);
+			for (int e = 0; e < 2 * dim; e++)
+				expect(out[e] == ones[(e < dim ? 0 : size * dim) + e % dim],
+				       "sequence %d reads another page", e / dim);
+		}
+		buffer_free((void *)(uintptr_t)write.key);
+		buffer_free((void *)(uintptr_t)write.slots);
+		buffer_free((void *)(uintptr_t)attend.block_table);
+		buffer_free((void *)(uintptr_t)attend.query_start_loc);
+		buffer_free((void *)(uintptr_t)attend.seq_lens);
+		buffer_free(attend.out);
+		buffer_free_sparse(pool, bytes);
+	}
+	free(ones);
+	free(out);
+	free(got);
+}
+END_TEST
+
 /* Copies in a model of the pool what the call must copy in the pool. */
 static void model_copy(char *pool, const struct kv_view *view, int64_t from, int64_t to)
 {
@@ -603,6 +694,8 @@ int main(void)
 	tcase_add_test(tcase, eight_bit_kv_uses_one_scale_on_both_sides);
 	tcase_add_test(tcase,
 		       a_pool_past_two_to_the_31_elements_is_read_and_written_at_the_right_place);
+	tcase_add_test(tcase,
+		       a_latent_pool_past_two_to_the_32_elements_shows_each_page_its_own_values);
 	tcase_add_loop_test(tcase, blocks_are_copied_in_every_view_and_gaps_stay_as_they_were, 0,
 			    4);
 	suite_add_tcase(suite, tcase);
