@@ -13,7 +13,7 @@ struct kv_batch {
 	int device;
 	int32_t *table;
 	int64_t *slots, *positions;
-	int32_t *query_start_loc, *seq_lens, *tokens;
+	int32_t *query_start_loc, *seq_lens, *n_computed, *tokens;
 	uint32_t *filled; /* [max_seqs] columns of each table row that don't hold the null block */
 	kv_block_id *copies;
 	size_t copies_room;
@@ -30,7 +30,7 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 {
 	size_t seqs = options->max_seqs, tokens = options->max_tokens;
 	size_t width = options->max_blocks_per_seq;
-	size_t sizes[6];
+	size_t sizes[7], total = 0;
 	struct kv_batch *b;
 	char *p;
 	int r;
@@ -50,9 +50,11 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 	sizes[2] = aligned(tokens * sizeof(int64_t));
 	sizes[3] = aligned((seqs + 1) * sizeof(int32_t));
 	sizes[4] = aligned(seqs * sizeof(int32_t));
-	sizes[5] = aligned(tokens * sizeof(int32_t));
-	r = kv_pinned_new(b->device, sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4] + sizes[5],
-			  &b->memory);
+	sizes[5] = aligned(seqs * sizeof(int32_t));
+	sizes[6] = aligned(tokens * sizeof(int32_t));
+	for (int i = 0; i < 7; i++)
+		total += sizes[i];
+	r = kv_pinned_new(b->device, total, &b->memory);
 	b->filled = calloc(seqs, sizeof(*b->filled));
 	if (r < 0 || !b->filled) {
 		kv_pinned_free(b->device, b->memory);
@@ -66,7 +68,8 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 	b->positions = (int64_t *)(p += sizes[1]);
 	b->query_start_loc = (int32_t *)(p += sizes[2]);
 	b->seq_lens = (int32_t *)(p += sizes[3]);
-	b->tokens = (int32_t *)(p + sizes[4]);
+	b->n_computed = (int32_t *)(p += sizes[4]);
+	b->tokens = (int32_t *)(p + sizes[5]);
 	for (size_t i = 0; i < seqs * width; i++)
 		b->table[i] = pool->head->null_block;
 	b->data = (struct kv_batch_data){ .table_width = (uint32_t)width,
@@ -75,7 +78,8 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 					  .query_start_loc = b->query_start_loc,
 					  .seq_lens = b->seq_lens,
 					  .positions = b->positions,
-					  .tokens = b->tokens };
+					  .tokens = b->tokens,
+					  .n_computed = b->n_computed };
 	pool->n_batches++;
 	*ret = b;
 	return 0;
@@ -195,6 +199,7 @@ KV_PUBLIC int kv_batch_build(struct kv_batch *b, const struct kv_batch_item *ite
 		n_tokens += n;
 		b->query_start_loc[i + 1] = (int32_t)n_tokens;
 		b->seq_lens[i] = (int32_t)len;
+		b->n_computed[i] = (int32_t)(len - n);
 		d->max_query_len = n > d->max_query_len ? n : d->max_query_len;
 		d->max_seq_len = len > d->max_seq_len ? len : d->max_seq_len;
 	}
@@ -205,7 +210,7 @@ KV_PUBLIC int kv_batch_build(struct kv_batch *b, const struct kv_batch_item *ite
 	for (uint32_t i = n_items; i < d->n_seqs; i++) {
 		fill_row(b, i, NULL, 0);
 		b->query_start_loc[i + 1] = (int32_t)n_tokens;
-		b->seq_lens[i] = 0;
+		b->seq_lens[i] = b->n_computed[i] = 0;
 	}
 	for (uint32_t i = n_tokens; i < d->n_tokens; i++) {
 		b->slots[i] = KV_SLOT_PAD;

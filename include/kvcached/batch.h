@@ -7,7 +7,7 @@
  * shows is valid until its next build.
  *
  * A sequence takes part with its last n_query tokens: those just appended. Rows past the real ones,
- * up to the padded size, are: query_start_loc repeated, seq_lens 0, table rows of the null
+ * up to the padded size, are: query_start_loc repeated, seq_lens and n_computed 0, table rows of the null
  * block, slots -1, positions 0, tokens 0. Columns past a sequence's blocks hold the null block.
  */
 #ifndef KVCACHED_BATCH_H
@@ -48,6 +48,8 @@ struct kv_batch_data {
 	const int32_t *seq_lens;	/* [n_seqs] */
 	const int64_t *positions;	/* [n_tokens] */
 	const int32_t *tokens;		/* [n_tokens] */
+	const int32_t *n_computed; /* [n_seqs] tokens before this step's. 0: its first chunk, in
+				    * which recurrent state starts from zero, whatever the row holds */
 	const kv_block_id *copies;	/* [n_copies, 2] source, destination; before any write */
 };
 
