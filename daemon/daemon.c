@@ -269,12 +269,13 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 	raise_fd_limit();
 	signal(SIGPIPE, SIG_IGN);
 
-	/* The socket first: a second daemon must not take memory before it finds out. */
-	r = listen_on(&d->config, &d->listen_fd);
+	/* From here on signals wait until the loop runs: one that came now would leave files behind. */
+	r = start_loop(d);
+	/* The socket next: a second daemon must not take memory before it finds out. */
+	if (!r)
+		r = listen_on(&d->config, &d->listen_fd);
 	if (!r)
 		r = make_arenas(d);
-	if (!r)
-		r = start_loop(d);
 	if (!r)
 		r = watch_owners(d);
 	for (uint32_t i = 0; !r && i < d->n_gpus; i++)
