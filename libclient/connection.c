@@ -89,7 +89,20 @@ static int send_request(struct kv_connection *c, struct kv_wire_head *head, int6
 		if (r < 0)
 			return kv_error(r, "the daemon doesn't read: %s", strerror(-r));
 	}
-	return r == -EPIPE || r == -ECONNRESET ? lost() : r < 0 ? kv_error(r, "send: %s", strerror(-r)) : 0;
+	/* It has hung up: perhaps it has said why, and that is still to be read. */
+	if (r == -EPIPE || r == -ECONNRESET)
+		return 0;
+	return r < 0 ? kv_error(r, "send: %s", strerror(-r)) : 0;
+}
+
+static int64_t receive(struct kv_connection *c, int *fds, uint32_t max_fds, uint32_t *ret_n_fds)
+{
+	int64_t n = kv_socket_receive(c->fd, c->buffer, KV_WIRE_MAX, fds, max_fds, ret_n_fds, 1);
+
+	/* Hung up on before it read what we sent: the error comes once, then what it had said. */
+	return n == -ECONNRESET ?
+		       kv_socket_receive(c->fd, c->buffer, KV_WIRE_MAX, fds, max_fds, ret_n_fds, 1) :
+		       n;
 }
 
 static void drop_fds(int *fds, uint32_t n)
@@ -113,7 +126,7 @@ int kv_connection_call(struct kv_connection *c, void *request, uint16_t type, ui
 		r = kv_socket_wait(c->fd, POLLIN, deadline);
 		if (r < 0)
 			return kv_error(r, "no answer from the daemon: %s", strerror(-r));
-		n = kv_socket_receive(c->fd, c->buffer, KV_WIRE_MAX, fds, max_fds, &n_fds, 1);
+		n = receive(c, fds, max_fds, &n_fds);
 		if (n == -EAGAIN)
 			continue;
 		if (n == 0 || n == -ECONNRESET)
@@ -134,6 +147,11 @@ int kv_connection_call(struct kv_connection *c, void *request, uint16_t type, ui
 		drop_fds(fds, n_fds);
 		return kv_error(error->error < 0 ? error->error : -EPROTO, "%.*s",
 				(int)sizeof(error->text), error->text);
+	}
+	if (answer->version != KV_WIRE_VERSION) {
+		drop_fds(fds, n_fds);
+		return kv_error(-EPROTO, "the daemon speaks version %u of the protocol, kvclient %s "
+				"version %d", answer->version, kv_version(), KV_WIRE_VERSION);
 	}
 	if (answer->type != type || n < size) {
 		drop_fds(fds, n_fds);
