@@ -239,6 +239,14 @@ static void discard(struct kv_pool *pool)
 	free(pool);
 }
 
+static void say_goodbye(struct kv_pool *pool)
+{
+	struct kv_msg_plain bye = { .head = { .type = KV_MSG_POOL_CLOSE, .size = sizeof(bye) } };
+
+	kv_connection_call(&pool->connection, &bye, KV_MSG_OK, sizeof(bye), NULL, 0, NULL,
+			   kv_deadline(0));
+}
+
 KV_PUBLIC int kv_pool_open(struct kv_client *client, const struct kv_pool_options *options,
 			   struct kv_pool **ret)
 {
@@ -246,6 +254,7 @@ KV_PUBLIC int kv_pool_open(struct kv_client *client, const struct kv_pool_option
 	struct kv_pool *pool;
 	int64_t deadline;
 	int fds[3] = { -1, -1, -1 };
+	bool opened;
 	int r = kv_forked(client->fork_generation);
 
 	if (r < 0)
@@ -269,6 +278,7 @@ KV_PUBLIC int kv_pool_open(struct kv_client *client, const struct kv_pool_option
 	r = kv_connection_open(&pool->connection, client->socket, client->name, deadline, NULL);
 	if (!r)
 		r = send_open(pool, &o, deadline, fds);
+	opened = !r;
 	if (!r)
 		r = map_shared(pool, (const void *)pool->connection.buffer, fds);
 	for (int i = 0; i < 3; i++)
@@ -280,6 +290,9 @@ KV_PUBLIC int kv_pool_open(struct kv_client *client, const struct kv_pool_option
 	if (!r)
 		r = attach(pool, &o, deadline);
 	if (r < 0) {
+		/* Nothing was done with the session: it need not last until this process ends. */
+		if (opened)
+			say_goodbye(pool);
 		discard(pool);
 		return r;
 	}
@@ -289,8 +302,6 @@ KV_PUBLIC int kv_pool_open(struct kv_client *client, const struct kv_pool_option
 
 KV_PUBLIC struct kv_pool *kv_pool_close(struct kv_pool *pool)
 {
-	struct kv_msg_plain bye = { .head = { .type = KV_MSG_POOL_CLOSE, .size = sizeof(bye) } };
-
 	if (!pool)
 		return NULL;
 	/*
@@ -300,8 +311,7 @@ KV_PUBLIC struct kv_pool *kv_pool_close(struct kv_pool *pool)
 	if (!kv_forked(pool->fork_generation) && !pool->lost &&
 	    !kv_later_finish(pool, kv_deadline(0))) {
 		kv_ops_kick(pool);
-		kv_connection_call(&pool->connection, &bye, KV_MSG_OK, sizeof(bye), NULL, 0, NULL,
-				   kv_deadline(0));
+		say_goodbye(pool);
 	}
 	while (!kv_link_is_alone(&pool->later))
 		free(kv_list_take_first(&pool->later));
