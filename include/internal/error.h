@@ -7,7 +7,7 @@
 #ifndef KV_INTERNAL_ERROR_H
 #define KV_INTERNAL_ERROR_H
 
-#define KV_ERROR_BYTES 256
+#define KV_ERROR_BYTES 1024 /* as much as the wire carries */
 
 #ifdef __cplusplus
 extern "C" {
