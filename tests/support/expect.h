@@ -5,10 +5,10 @@
 
 #include <check.h>
 
-#define expect(ok, ...)                                                                            \
-	do {                                                                                       \
-		if (!(ok))                                                                         \
-			ck_abort_msg(__VA_ARGS__);                                                 \
+#define expect(ok, ...)                            \
+	do {                                       \
+		if (!(ok))                         \
+			ck_abort_msg(__VA_ARGS__); \
 	} while (0)
 
 #endif
