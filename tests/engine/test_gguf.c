@@ -436,10 +436,10 @@ START_TEST(the_tiny_model_is_always_the_same)
 	char a[KV_GGUF_DIGEST_BYTES], b[KV_GGUF_DIGEST_BYTES];
 	struct kv_gguf *file;
 
-	ck_assert_int_eq(kv_tiny_new(&file), 0);
+	ck_assert_int_eq(kv_tiny_new("tiny", &file), 0);
 	kv_gguf_digest(file, a);
 	kv_gguf_free(file);
-	ck_assert_int_eq(kv_tiny_new(&file), 0);
+	ck_assert_int_eq(kv_tiny_new("tiny", &file), 0);
 	kv_gguf_digest(file, b);
 	kv_gguf_free(file);
 	ck_assert_str_eq(a, b);

@@ -26,7 +26,7 @@ static float whole[N_VOCAB]; /* logits after the prompt in one step */
 
 static void setup_threads(unsigned n_threads)
 {
-	ck_assert_int_eq(kv_tiny_new(&file), 0);
+	ck_assert_int_eq(kv_tiny_new("tiny", &file), 0);
 	ck_assert_msg(device_open(n_threads, &dense) == 0, "%s", kv_engine_error_text());
 	ck_assert_int_eq(kv_model_new(file, dense, 512, 8, 64, &model), 0);
 	for (int i = 0; i < N_PROMPT; i++)

@@ -252,7 +252,7 @@ END_TEST
 
 START_TEST(the_tiny_model_takes_bytes)
 {
-	ck_assert_int_eq(kv_tiny_new(&file), 0);
+	ck_assert_int_eq(kv_tiny_new("tiny", &file), 0);
 	ck_assert_int_eq(kv_tokenizer_new(file, &tokenizer), 0);
 	ASSERT_ENCODES("a 1\n\303", true, 'a', ' ', '1', '\n', 0xc3);
 	ck_assert_mem_eq(kv_tokenizer_piece(tokenizer, 0xc3).at, "\303", 1);

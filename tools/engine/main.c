@@ -48,8 +48,8 @@ static int load_file(struct engine *e)
 {
 	int r;
 
-	r = strcmp(e->options.model, "tiny") ? kv_gguf_open(e->options.model, &e->file)
-					     : kv_tiny_new(&e->file);
+	r = kv_tiny_is(e->options.model) ? kv_tiny_new(e->options.model, &e->file)
+					 : kv_gguf_open(e->options.model, &e->file);
 	if (r < 0)
 		return r;
 	r = kv_model_shape_read(e->file, &e->shape);
@@ -105,6 +105,11 @@ static int make_requests(struct engine *e)
 			return kv_engine_error(-EINVAL,
 					       "prompt %zu has %zu tokens, the model takes 1..%u",
 					       i, request->n_prompt, e->shape.n_ctx);
+		for (size_t t = 0; t < request->n_prompt; t++)
+			if ((uint32_t)request->tokens.at[t] >= e->shape.n_vocab)
+				return kv_engine_error(
+					-EINVAL, "the tokenizer gives token %d, the model has %u",
+					request->tokens.at[t], e->shape.n_vocab);
 		request->max_new = o->n_tokens;
 		request->sampler = (struct kv_sampler){.temperature = o->temperature,
 						       .top_k = o->top_k,

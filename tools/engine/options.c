@@ -43,7 +43,8 @@ struct option_row {
 #define AT(field) offsetof(struct kv_engine_options, field)
 
 static const struct option_row rows[] = {
-	{"model", 'm', TEXT, "FILE|tiny", AT(model), 0, 0, "a GGUF file, or the built-in model"},
+	{"model", 'm', TEXT, "FILE|tiny|small", AT(model), 0, 0,
+	 "a GGUF file, or a built-in model"},
 	{"prompt", 'p', PROMPT, "TEXT", 0, 0, 0, "what to continue; may be repeated: one batch"},
 	{"prompt-file", 'f', PROMPT_FILE, "FILE", 0, 0, 0,
 	 "the same from a file, - is stdin; may be repeated"},
@@ -86,7 +87,7 @@ static const struct option_row rows[] = {
 
 static void show_help(FILE *f)
 {
-	fputs("usage: kvengine --model FILE|tiny --prompt TEXT [OPTION...]\n\n"
+	fputs("usage: kvengine --model FILE|tiny|small --prompt TEXT [OPTION...]\n\n"
 	      "Generates text with a language model whose KV cache lies in kvcached.\n\n",
 	      f);
 	for (size_t i = 0; i < N_ROWS; i++) {

@@ -21,7 +21,7 @@ struct kv_engine_prompt {
 };
 
 struct kv_engine_options {
-	const char *model; /* a path, or "tiny" */
+	const char *model; /* a path, or a built-in one */
 	struct kv_engine_prompt *prompts;
 	size_t n_prompts;
 	uint32_t n_tokens;

@@ -16,16 +16,32 @@
 #include "tools/engine/error.h"
 #include "tools/engine/tiny.h"
 
-#define N_LAYERS   6
-#define N_EMBD	   512
-#define N_FF	   1024
-#define N_HEADS	   8
-#define N_KV_HEADS 2
-#define HEAD_DIM   64
-#define N_CTX	   8192
-#define N_VOCAB	   256
-#define ALIGNMENT  32
-#define SEED	   20240229
+#define HEAD_DIM  64
+#define N_CTX	  8192
+#define N_VOCAB	  256
+#define ALIGNMENT 32
+#define SEED	  20240229
+
+static const struct shape {
+	const char *name;
+	uint32_t n_layers;
+	uint32_t n_embd;
+	uint32_t n_ff;
+	uint32_t n_heads;
+	uint32_t n_kv_heads;
+} shapes[] = {
+	{"tiny", 6, 512, 1024, 8, 2},
+	{"small", 6, 1536, 4096, 24, 6}, /* 160 M weights: keeps a GPU busy for a moment */
+};
+
+enum size {
+	ONE,
+	EMBD,
+	FF,
+	QUERIES,
+	KEYS,
+	VOCAB,
+};
 
 enum kind {
 	ONES,
@@ -35,36 +51,49 @@ enum kind {
 };
 
 struct tensor {
-	const char *name; /* %d is the layer */
-	uint64_t n_rows;
-	uint64_t n_cols;
+	const char *name; /* %u is the layer */
+	enum size rows;
+	enum size cols;
 	enum kind kind;
 	float gain;
 };
 
 static const struct tensor of_layer[] = {
-	{"blk.%d.attn_norm.weight", 1, N_EMBD, ONES, 1},
-	{"blk.%d.attn_q.weight", N_HEADS *HEAD_DIM, N_EMBD, RANDOM, 1.8},
-	{"blk.%d.attn_k.weight", N_KV_HEADS *HEAD_DIM, N_EMBD, RANDOM, 1.8},
-	{"blk.%d.attn_v.weight", N_KV_HEADS *HEAD_DIM, N_EMBD, RANDOM, 1.5},
-	{"blk.%d.attn_output.weight", N_EMBD, N_HEADS *HEAD_DIM, RANDOM, 1.5},
-	{"blk.%d.ffn_norm.weight", 1, N_EMBD, ONES, 1},
-	{"blk.%d.ffn_gate.weight", N_FF, N_EMBD, RANDOM, 1.5},
-	{"blk.%d.ffn_up.weight", N_FF, N_EMBD, RANDOM, 1.5},
-	{"blk.%d.ffn_down.weight", N_EMBD, N_FF, RANDOM, 1.5},
+	{"blk.%u.attn_norm.weight", ONE, EMBD, ONES, 1},
+	{"blk.%u.attn_q.weight", QUERIES, EMBD, RANDOM, 1.8},
+	{"blk.%u.attn_k.weight", KEYS, EMBD, RANDOM, 1.8},
+	{"blk.%u.attn_v.weight", KEYS, EMBD, RANDOM, 1.5},
+	{"blk.%u.attn_output.weight", EMBD, QUERIES, RANDOM, 1.5},
+	{"blk.%u.ffn_norm.weight", ONE, EMBD, ONES, 1},
+	{"blk.%u.ffn_gate.weight", FF, EMBD, RANDOM, 1.5},
+	{"blk.%u.ffn_up.weight", FF, EMBD, RANDOM, 1.5},
+	{"blk.%u.ffn_down.weight", EMBD, FF, RANDOM, 1.5},
 };
 
 static const struct tensor of_model[] = {
-	{"token_embd.weight", N_VOCAB, N_EMBD, RANDOM, 1},
-	{"output_norm.weight", 1, N_EMBD, ONES, 1},
-	{"output.weight", N_VOCAB, N_EMBD, LETTERS, 3},
+	{"token_embd.weight", VOCAB, EMBD, RANDOM, 1},
+	{"output_norm.weight", ONE, EMBD, ONES, 1},
+	{"output.weight", VOCAB, EMBD, LETTERS, 3},
 };
 
 #define N_OF(table) (sizeof(table) / sizeof((table)[0]))
 
-static uint64_t tensor_bytes(const struct tensor *t)
+static uint64_t size_of(const struct shape *shape, enum size size)
 {
-	return t->n_rows * t->n_cols * sizeof(float);
+	switch (size) {
+	case EMBD:
+		return shape->n_embd;
+	case FF:
+		return shape->n_ff;
+	case QUERIES:
+		return (uint64_t)shape->n_heads * HEAD_DIM;
+	case KEYS:
+		return (uint64_t)shape->n_kv_heads * HEAD_DIM;
+	case VOCAB:
+		return N_VOCAB;
+	default:
+		return 1;
+	}
 }
 
 static void put(FILE *f, const void *p, size_t n)
@@ -137,36 +166,38 @@ static void put_bytes_vocabulary(FILE *f)
 	put_u64(f, 0);
 }
 
-static void put_tensor(FILE *f, const struct tensor *t, int layer, uint64_t *offset)
+static void put_tensor(FILE *f, const struct shape *shape, const struct tensor *t, uint32_t layer,
+		       uint64_t *offset)
 {
+	uint64_t n_rows = size_of(shape, t->rows), n_cols = size_of(shape, t->cols);
 	char name[64];
 
 	snprintf(name, sizeof(name), t->name, layer);
 	put_text(f, name);
 	put_u32(f, 2);
-	put_u64(f, t->n_cols);
-	put_u64(f, t->n_rows);
+	put_u64(f, n_cols);
+	put_u64(f, n_rows);
 	put_u32(f, KV_WEIGHT_F32);
 	put_u64(f, *offset);
-	*offset += tensor_bytes(t);
+	*offset += n_rows * n_cols * sizeof(float);
 }
 
-static void put_header(FILE *f, uint64_t *ret_data_bytes)
+static void put_header(FILE *f, const struct shape *shape, uint64_t *ret_data_bytes)
 {
 	uint64_t offset = 0;
 
 	put(f, "GGUF", 4);
 	put_u32(f, 3);
-	put_u64(f, N_OF(of_model) + N_LAYERS * N_OF(of_layer));
+	put_u64(f, N_OF(of_model) + shape->n_layers * N_OF(of_layer));
 	put_u64(f, 14); /* the pairs that follow */
 	put_pair_text(f, "general.architecture", "llama");
-	put_pair_text(f, "general.name", "tiny");
+	put_pair_text(f, "general.name", shape->name);
 	put_pair_u32(f, "general.alignment", ALIGNMENT);
-	put_pair_u32(f, "llama.block_count", N_LAYERS);
-	put_pair_u32(f, "llama.embedding_length", N_EMBD);
-	put_pair_u32(f, "llama.feed_forward_length", N_FF);
-	put_pair_u32(f, "llama.attention.head_count", N_HEADS);
-	put_pair_u32(f, "llama.attention.head_count_kv", N_KV_HEADS);
+	put_pair_u32(f, "llama.block_count", shape->n_layers);
+	put_pair_u32(f, "llama.embedding_length", shape->n_embd);
+	put_pair_u32(f, "llama.feed_forward_length", shape->n_ff);
+	put_pair_u32(f, "llama.attention.head_count", shape->n_heads);
+	put_pair_u32(f, "llama.attention.head_count_kv", shape->n_kv_heads);
 	put_pair_u32(f, "llama.context_length", N_CTX);
 	put_pair_f32(f, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
 	put_pair_text(f, "tokenizer.ggml.model", "gpt2");
@@ -174,10 +205,10 @@ static void put_header(FILE *f, uint64_t *ret_data_bytes)
 	put_bytes_vocabulary(f); /* two */
 
 	for (size_t i = 0; i < N_OF(of_model); i++)
-		put_tensor(f, &of_model[i], 0, &offset);
-	for (int layer = 0; layer < N_LAYERS; layer++)
+		put_tensor(f, shape, &of_model[i], 0, &offset);
+	for (uint32_t layer = 0; layer < shape->n_layers; layer++)
 		for (size_t i = 0; i < N_OF(of_layer); i++)
-			put_tensor(f, &of_layer[i], layer, &offset);
+			put_tensor(f, shape, &of_layer[i], layer, &offset);
 	*ret_data_bytes = offset;
 }
 
@@ -196,26 +227,42 @@ static bool is_letter(uint64_t token)
 	return (token >= 'a' && token <= 'z') || token == ' ';
 }
 
-static float *fill_tensor(const struct tensor *t, uint64_t *state, float *out)
+static float *fill_tensor(const struct shape *shape, const struct tensor *t, uint64_t *state,
+			  float *out)
 {
+	uint64_t n_rows = size_of(shape, t->rows), n_cols = size_of(shape, t->cols);
 	/* u uniform in [-2^23, 2^23): deviation 2^23 / sqrt(3) */
-	float scale = t->gain * sqrtf(3.0f / t->n_cols) * 0x1p-23f;
+	float scale = t->gain * sqrtf(3.0f / n_cols) * 0x1p-23f;
 
-	for (uint64_t row = 0; row < t->n_rows; row++) {
-		for (uint64_t i = 0; i < t->n_cols; i++) {
+	for (uint64_t row = 0; row < n_rows; row++) {
+		for (uint64_t i = 0; i < n_cols; i++) {
 			int32_t u = (int32_t)(random_bits(state) >> 40) - (1 << 23);
 
 			out[i] = t->kind == ONES			 ? 1
 				 : t->kind == LETTERS && !is_letter(row) ? 0
 									 : u * scale;
 		}
-		out += t->n_cols;
+		out += n_cols;
 	}
 	return out;
 }
 
-int kv_tiny_new(struct kv_gguf **ret)
+static const struct shape *find_shape(const char *name)
 {
+	for (size_t i = 0; i < N_OF(shapes); i++)
+		if (!strcmp(shapes[i].name, name))
+			return &shapes[i];
+	return NULL;
+}
+
+bool kv_tiny_is(const char *name)
+{
+	return find_shape(name);
+}
+
+int kv_tiny_new(const char *name, struct kv_gguf **ret)
+{
+	const struct shape *shape = find_shape(name);
 	kv_cleanup(kv_freep) char *header = NULL;
 	kv_cleanup(kv_freep) char *image = NULL;
 	size_t n_header = 0, start;
@@ -227,7 +274,7 @@ int kv_tiny_new(struct kv_gguf **ret)
 	f = open_memstream(&header, &n_header);
 	if (!f)
 		return kv_engine_error(-ENOMEM, "no memory for the tiny model");
-	put_header(f, &n_data);
+	put_header(f, shape, &n_data);
 	if (fclose(f))
 		return kv_engine_error(-ENOMEM, "no memory for the tiny model");
 
@@ -240,10 +287,10 @@ int kv_tiny_new(struct kv_gguf **ret)
 
 	at = (float *)(void *)(image + start);
 	for (size_t i = 0; i < N_OF(of_model); i++)
-		at = fill_tensor(&of_model[i], &state, at);
-	for (int layer = 0; layer < N_LAYERS; layer++)
+		at = fill_tensor(shape, &of_model[i], &state, at);
+	for (uint32_t layer = 0; layer < shape->n_layers; layer++)
 		for (size_t i = 0; i < N_OF(of_layer); i++)
-			at = fill_tensor(&of_layer[i], &state, at);
+			at = fill_tensor(shape, &of_layer[i], &state, at);
 
 	r = kv_gguf_new(image, start + n_data, ret);
 	if (!r)
