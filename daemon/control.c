@@ -136,7 +136,10 @@ static void one_session(const struct kv_session *session, uint32_t leased, uint3
 	s->slot = session->slot;
 	s->since_ns = (uint64_t)(kv_now() - session->since_ns);
 	s->blocks_leased = leased;
-	s->blocks_idle = kv_load_relaxed(&session->shm->n_idle);
+	/* Idle are those posted and not taken, and those its client says it has. */
+	s->blocks_idle = kv_load_relaxed(&session->shm->n_idle) + kv_session_posted(session);
+	if (s->blocks_idle > leased)
+		s->blocks_idle = leased;
 	s->blocks_held = held;
 	s->lookup_tokens_total = kv_load_relaxed(&session->shm->lookup_tokens);
 	s->hit_tokens_total = kv_load_relaxed(&session->shm->hit_tokens);

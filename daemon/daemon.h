@@ -164,6 +164,7 @@ void kv_session_drain(struct kv_session *session); /* works off its ring of ops 
 struct kv_session *kv_session_free(struct kv_session *session); /* its client is quiet */
 /* Posts ids in the ring; the answer to a LEASE is sent by the caller. */
 void kv_session_post(struct kv_session *session, uint32_t n);
+uint32_t kv_session_posted(const struct kv_session *session); /* ids that its client has yet to take */
 
 /* capacity.c */
 /* kv_capacity_room() - make @n blocks free. 0; KV_NO_ROOM; KV_TOO_LARGE; -EAGAIN: when scrubbed */

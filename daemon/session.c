@@ -240,14 +240,19 @@ void kv_session_post(struct kv_session *s, uint32_t n)
 	kv_ring_post(&s->shm->grants, s->grant_head);
 }
 
+uint32_t kv_session_posted(const struct kv_session *s)
+{
+	int64_t room = kv_ring_writable(&s->shm->grants, s->grant_head, s->grant_capacity);
+
+	return room < 0 ? s->grant_capacity : s->grant_capacity - (uint32_t)room;
+}
+
 /* So many of @n that the magazine, with what is posted and not taken yet, isn't overfull. */
 static uint32_t magazine_room(const struct kv_session *s, uint32_t n)
 {
-	uint32_t most = kv_load_relaxed(&s->shm->n_magazine);
-	int64_t posted = s->grant_capacity -
-			 kv_ring_writable(&s->shm->grants, s->grant_head, s->grant_capacity);
+	uint32_t most = kv_load_relaxed(&s->shm->n_magazine), posted = kv_session_posted(s);
 
-	most = posted >= 0 && posted < most ? most - (uint32_t)posted : 0;
+	most = posted < most ? most - posted : 0;
 	return n < most ? n : most;
 }
 
