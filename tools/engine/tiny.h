@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The built-in models: a GGUF file made in memory, its weights drawn from a fixed seed, its tokens
- * the 256 bytes. "tiny" is made in a moment; "small" is wide enough to keep a GPU busy. They need no download and give the same text everywhere:
- * nonsense in small letters that depends on all of the prompt.
+ * The built-in models: GGUF files made in memory, their weights drawn from a fixed seed, their
+ * tokens the 256 bytes. "tiny" is made in a moment; "small" is wide enough to keep a GPU busy. They
+ * need no download and give the same text everywhere: nonsense in small letters that depends on all
+ * of the prompt.
  */
 #ifndef KV_ENGINE_TINY_H
 #define KV_ENGINE_TINY_H
