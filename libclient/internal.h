@@ -120,7 +120,7 @@ struct kv_pool {
 	uint32_t *gives; /* [id_limit] op_head after the give that KV_REF_GIVEN is about */
 	int32_t *stack; /* idle leases, the hottest on top */
 	uint32_t n_stack, stack_room;
-	int32_t until_want; /* blocks to take before the magazine asks for more again */
+	uint32_t low; /* with fewer in the stack the daemon is asked for more; 0: it has been */
 
 	struct kv_link later; /* kv_later::link, oldest first */
 	kv_block_id *copies;  /* [n_copies][2] noted by reserve; each source is held */

@@ -23,17 +23,25 @@ static int lost(struct kv_pool *pool, int r)
 	return r;
 }
 
+/* What is off the path of a block stays out of its functions. */
+#define SLOW __attribute__((noinline, cold))
+
+static SLOW int grow_stack(struct kv_pool *pool)
+{
+	uint32_t room = pool->stack_room * 2;
+	void *stack = realloc(pool->stack, room * sizeof(*pool->stack));
+
+	if (!stack)
+		return -ENOMEM;
+	pool->stack = stack;
+	pool->stack_room = room;
+	return 0;
+}
+
 int kv_magazine_push(struct kv_pool *pool, kv_block_id id)
 {
-	if (pool->n_stack == pool->stack_room) {
-		uint32_t room = pool->stack_room * 2;
-		void *stack = realloc(pool->stack, room * sizeof(*pool->stack));
-
-		if (!stack)
-			return -ENOMEM;
-		pool->stack = stack;
-		pool->stack_room = room;
-	}
+	if (pool->n_stack == pool->stack_room && grow_stack(pool) < 0)
+		return -ENOMEM;
 	pool->stack[pool->n_stack++] = id;
 	return 0;
 }
@@ -100,7 +108,7 @@ static void give_back(struct kv_pool *pool, kv_block_id id)
 }
 
 /* Too many idle leases: others may need them. */
-static void flush(struct kv_pool *pool)
+static SLOW void flush(struct kv_pool *pool)
 {
 	uint32_t keep = kv_load_relaxed(&pool->session->n_magazine);
 	uint32_t n = pool->n_stack > keep ? pool->n_stack - keep : 0;
@@ -120,18 +128,19 @@ static inline void flush_if_full(struct kv_pool *pool)
 		flush(pool);
 }
 
-static void want_more(struct kv_pool *pool)
+/* The stack is lower than it should be: asks once, and again after the next refill. */
+static SLOW void want_more(struct kv_pool *pool)
 {
 	uint32_t target = kv_load_relaxed(&pool->session->n_magazine);
 	struct kv_msg_lease want = { .head = { .type = KV_MSG_WANT, .size = sizeof(want) } };
 
-	pool->until_want = (int32_t)(target / 2 > 8 ? target / 2 : 8);
-	kv_store_relaxed(&pool->session->n_idle, pool->n_stack);
 	/* What came of the last time is counted first. */
-	if (pool->n_stack >= target / 2 || collect_grants(pool) < 0 || pool->n_stack >= target / 2)
+	if (collect_grants(pool) < 0 || pool->n_stack >= target / 2)
 		return;
+	pool->low = 0;
 	want.n = target - pool->n_stack;
 	lost(pool, kv_connection_post(&pool->connection, &want));
+	kv_store_relaxed(&pool->session->n_idle, pool->n_stack);
 }
 
 static int ask(struct kv_pool *pool, uint32_t n, int64_t timeout)
@@ -155,7 +164,7 @@ static int ask(struct kv_pool *pool, uint32_t n, int64_t timeout)
 }
 
 /* The slow half of a take: fewer than @n are in the stack. */
-static int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
+static SLOW int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
 {
 	int r = kv_forked(pool->fork_generation);
 
@@ -163,6 +172,7 @@ static int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
 		return r;
 	if (pool->lost)
 		return kv_error(-ECONNRESET, "the daemon is gone");
+	pool->low = kv_load_relaxed(&pool->session->n_magazine) / 2;
 	r = collect_grants(pool);
 	if (r < 0 || pool->n_stack >= n)
 		return r;
@@ -177,18 +187,23 @@ static int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
 
 int kv_magazine_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout)
 {
+	uint32_t *refs = pool->refs, left;
+
 	if (__builtin_expect(pool->n_stack < n, 0)) {
 		int r = refill(pool, n, timeout);
 
 		if (r)
 			return r;
 	}
+	left = pool->n_stack - n;
 	for (uint32_t i = 0; i < n; i++) {
-		ret_ids[i] = pool->stack[--pool->n_stack];
-		pool->refs[ret_ids[i]] = 1;
+		kv_block_id id = pool->stack[left + i];
+
+		ret_ids[i] = id;
+		refs[id] = 1;
 	}
-	pool->until_want -= (int32_t)n;
-	if (__builtin_expect(pool->until_want <= 0, 0))
+	pool->n_stack = left;
+	if (__builtin_expect(left < pool->low, 0))
 		want_more(pool);
 	return 0;
 }
@@ -202,18 +217,19 @@ KV_PUBLIC int kv_blocks_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_
 
 KV_PUBLIC int kv_blocks_give(struct kv_pool *pool, uint32_t n, const kv_block_id *ids)
 {
+	uint32_t limit = pool->prefix.id_limit, *refs = pool->refs;
 	int r = 0;
 
 	for (uint32_t i = 0; i < n; i++) {
 		kv_block_id id = ids[i];
 
-		if (id == pool->head->null_block)
-			continue;
-		if (id < 0 || (uint32_t)id >= pool->head->id_limit || pool->refs[id] != 1) {
-			r = kv_error(-EINVAL, "ids[%u]: block %d was not taken, or given already", i, id);
+		if (__builtin_expect((uint32_t)id >= limit || refs[id] != 1, 0)) {
+			if (id != pool->head->null_block)
+				r = kv_error(-EINVAL, "ids[%u]: block %d was not taken, or given already",
+					     i, id);
 			continue;
 		}
-		pool->refs[id] = 0;
+		refs[id] = 0;
 		if (kv_magazine_push(pool, id) < 0)
 			give_back(pool, id);
 	}

@@ -95,8 +95,20 @@ static bool must_copy(const struct kv_seq *seq)
 	return seq->len % size && kv_block_is_shared(seq->pool, seq->table[seq->len / size]);
 }
 
-static int note_copy(struct kv_pool *pool, kv_block_id from, kv_block_id to)
+/* Where the bytes of a block lie until the noted copies are done: they are done in no order. */
+static kv_block_id bytes_of(const struct kv_pool *pool, kv_block_id id)
 {
+	for (uint32_t i = 0; i < pool->n_copies; i++) {
+		if (pool->copies[2 * i + 1] == id)
+			return pool->copies[2 * i];
+	}
+	return id;
+}
+
+/* The caller's reference to @old goes to the copy that is noted. */
+static int note_copy(struct kv_pool *pool, kv_block_id old, kv_block_id to)
+{
+	kv_block_id from = bytes_of(pool, old);
 	size_t room = pool->copies_room;
 	int r = kv_seq_grow((void **)&pool->copies, &room, pool->n_copies + 1u,
 			    2 * sizeof(*pool->copies));
@@ -107,6 +119,10 @@ static int note_copy(struct kv_pool *pool, kv_block_id from, kv_block_id to)
 	pool->copies[2 * pool->n_copies] = from;
 	pool->copies[2 * pool->n_copies + 1] = to;
 	pool->n_copies++;
+	if (from != old) {
+		pool->refs[from]++;
+		kv_block_release(pool, old);
+	}
 	return 0;
 }
 
@@ -136,7 +152,6 @@ KV_PUBLIC int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeou
 	if (copy) {
 		size_t at = seq->len / pool->head->block_tokens;
 
-		/* Our reference to the old block goes to the copy that is noted. */
 		r = note_copy(pool, seq->table[at], fresh[more]);
 		if (r < 0) {
 			for (size_t i = 0; i <= more; i++)
