@@ -150,10 +150,18 @@ static void handle_hello(struct kv_peer *peer, const void *data)
 	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
 }
 
+/* A ping answers for its whole process: what any of its sessions has posted is done by then. */
 static void handle_ping(struct kv_peer *peer, const void *data)
 {
 	const struct kv_msg_plain *msg = data;
+	struct kv_daemon *d = peer->daemon;
 
+	for (struct kv_link *l = d->peers.next; l != &d->peers; l = l->next) {
+		struct kv_peer *other = kv_container_of(l, struct kv_peer, link);
+
+		if (other->pid == peer->pid && other->session)
+			kv_session_drain(other->session);
+	}
 	send_ok(peer, msg->head.tag);
 }
 

@@ -68,7 +68,7 @@ int kv_connect(const struct kv_connect_options *options, struct kv_client **ret)
 struct kv_client *kv_disconnect(struct kv_client *client);
 
 /**
- * kv_ping() - a round trip; what this client sent before has been worked off by the daemon
+ * kv_ping() - a round trip; what this process gave and published before has been worked off by then
  *
  * Return: 0; -ETIMEDOUT; -ECONNRESET if the daemon is gone.
  */
