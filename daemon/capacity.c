@@ -3,7 +3,8 @@
  * Who gets memory. A pool that needs n free blocks gets them, in this order, from
  *   1. extents that nobody owns, up to its maximum, others' guaranteed minimum left alone;
  *   2. its own cached blocks that nobody holds, least recently used first;
- *   3. extents of other pools above their minimum: empty ones, then what eviction empties.
+ *   3. extents of other pools above their minimum: empty ones, then what eviction empties, and
+ *      at last pools that nobody is attached to and that have nothing cached any more.
  * Extents of step 3 are zeroed by the mover before they are handed out: the request waits for that.
  * All or nothing: where the whole can't be had, nothing of the asking pool's cache is given up.
  */
@@ -78,43 +79,6 @@ static int add_blocks(struct kv_pool *pool, uint32_t first, uint32_t n)
 			return r;
 	}
 	return 0;
-}
-
-int kv_capacity_first(struct kv_pool *pool, uint64_t slab_bytes)
-{
-	struct kv_extents *e = &pool->daemon->extents;
-	uint32_t spare = promised_to_others(pool);
-	uint64_t own = slab_bytes ? slab_bytes : 2 * pool->block_bytes;
-	uint32_t n = extents_for(pool, own), first, clean = kv_extents_available(e, pool->gpu_mask, false);
-	int r;
-
-	/* A block may begin in the middle of an extent: one more is needed to cover it wherever. */
-	if (!slab_bytes && e->bytes % pool->block_bytes)
-		n++;
-	if (clean < n + spare || !kv_extents_find(e, pool->gpu_mask, n, n, &first)) {
-		if (kv_extents_available(e, pool->gpu_mask, true) > clean)
-			return -EAGAIN;
-		return kv_error(-ENOMEM,
-				"pool '%s' needs %u extents of %llu bytes in a row, %u are free and %u "
-				"of these promised to other pools",
-				pool->name, n, (unsigned long long)e->bytes, clean, spare);
-	}
-	kv_extents_take(e, pool->gpu_mask, first, n, (uint32_t)pool->id);
-	pool->n_extents = n;
-
-	if (slab_bytes) {
-		pool->slab_offset = (uint64_t)first * e->bytes;
-		pool->head->null_block = 0;
-		for (uint32_t id = 0; id < pool->slab_blocks; id++) {
-			r = kv_books_add(&pool->books, (int32_t)id);
-			if (r < 0)
-				return r;
-		}
-		return 0;
-	}
-	pool->head->null_block = (int32_t)(((uint64_t)first * e->bytes + pool->block_bytes - 1) /
-					   pool->block_bytes);
-	return add_blocks(pool, first, n);
 }
 
 void kv_capacity_release(struct kv_pool *pool)
@@ -194,6 +158,27 @@ static uint32_t shed(struct kv_pool *pool, uint32_t n)
 	return done;
 }
 
+/* So many extents of another pool, by eviction if need be. Return: how many it gave. */
+static uint32_t take_from(struct kv_pool *other, uint32_t n, bool evicting)
+{
+	uint32_t done = 0;
+
+	if (other->layout.kind == KV_LAYOUT_FLAT)
+		done = shed(other, n);
+	while (evicting && done < n &&
+	       kv_books_evict(&other->books, other->books.n_cached / 4 + 1, false)) {
+		if (other->layout.kind == KV_LAYOUT_FLAT)
+			done += shed(other, n - done);
+	}
+	/* Nobody is attached and nothing is cached: what is left is a name and a null block. */
+	if (evicting && done < n && !other->n_sessions && !other->books.n_cached &&
+	    !other->min_bytes) {
+		done += other->n_extents;
+		kv_pool_free(other);
+	}
+	return done;
+}
+
 /* Step 3. Return: whether any extent is on its way to becoming clean. */
 static bool take_from_others(struct kv_pool *pool, uint32_t n_extents)
 {
@@ -201,24 +186,70 @@ static bool take_from_others(struct kv_pool *pool, uint32_t n_extents)
 	uint32_t done = 0;
 
 	for (int evicting = 0; evicting < 2; evicting++) {
-		for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_link *next;
+
+		for (struct kv_link *l = d->pools.next; l != &d->pools && done < n_extents; l = next) {
 			struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
 
-			if (other == pool || !(other->gpu_mask & pool->gpu_mask) ||
-			    other->layout.kind != KV_LAYOUT_FLAT)
-				continue;
-			done += shed(other, n_extents - done);
-			while (evicting && done < n_extents &&
-			       kv_books_evict(&other->books, other->books.n_cached / 4 + 1, false))
-				done += shed(other, n_extents - done);
-			if (done >= n_extents)
-				break;
+			next = l->next;
+			if (other != pool && other->gpu_mask & pool->gpu_mask)
+				done += take_from(other, n_extents - done, evicting);
 		}
-		if (done >= n_extents)
-			break;
 	}
 	kv_mover_scrub(d);
 	return done;
+}
+
+/* What a new pool begins with: its whole slab, or the null block and one more. */
+static uint32_t first_extents(const struct kv_pool *pool)
+{
+	uint64_t size = pool->daemon->extents.bytes;
+
+	if (pool->slab_blocks)
+		return extents_for(pool, pool->slab_blocks * pool->block_bytes);
+	/* A block may begin in the middle of an extent: one more is needed to cover it wherever. */
+	return extents_for(pool, 2 * pool->block_bytes) + (size % pool->block_bytes != 0);
+}
+
+int kv_capacity_claim(struct kv_pool *pool)
+{
+	struct kv_extents *e = &pool->daemon->extents;
+	uint32_t spare = promised_to_others(pool), n = first_extents(pool);
+	uint32_t clean = kv_extents_available(e, pool->gpu_mask, false);
+
+	if (clean < n + spare || !kv_extents_find(e, pool->gpu_mask, n, n, &pool->first_extent)) {
+		if (kv_extents_available(e, pool->gpu_mask, true) > clean ||
+		    take_from_others(pool, clean < n + spare ? n + spare - clean : 1))
+			return -EAGAIN;
+		return kv_error(-ENOMEM,
+				"pool '%s' needs %u extents of %llu bytes in a row, %u are free and %u "
+				"of these promised to other pools",
+				pool->name, n, (unsigned long long)e->bytes, clean, spare);
+	}
+	kv_extents_take(e, pool->gpu_mask, pool->first_extent, n, (uint32_t)pool->id);
+	pool->n_extents = n;
+	if (pool->slab_blocks)
+		pool->slab_offset = pool->first_extent * e->bytes;
+	return 0;
+}
+
+int kv_capacity_begin(struct kv_pool *pool)
+{
+	uint64_t start = pool->first_extent * pool->daemon->extents.bytes;
+
+	if (!pool->slab_blocks) {
+		pool->head->null_block =
+			(int32_t)((start + pool->block_bytes - 1) / pool->block_bytes);
+		return add_blocks(pool, pool->first_extent, pool->n_extents);
+	}
+	pool->head->null_block = 0;
+	for (uint32_t id = 0; id < pool->slab_blocks; id++) {
+		int r = kv_books_add(&pool->books, (int32_t)id);
+
+		if (r < 0)
+			return r;
+	}
+	return 0;
 }
 
 /* Could @pool own @n_extents more, if all that is dirty were clean? */

@@ -91,7 +91,7 @@ struct kv_pool {
 	struct kv_layout layout;
 	struct kv_component *components; /* owned; layout.components */
 	uint64_t slab_offset, slab_blocks; /* paged */
-	uint32_t n_extents;		   /* on each of its devices */
+	uint32_t first_extent, n_extents;  /* on each of its devices */
 	int index_fd, blocks_fd;
 	struct kv_shm_pool *head; /* index memfd, mapped for writing */
 	void *blocks;		  /* blocks memfd */
@@ -169,7 +169,9 @@ uint32_t kv_session_posted(const struct kv_session *session); /* ids that its cl
 /* capacity.c */
 /* kv_capacity_room() - make @n blocks free. 0; KV_NO_ROOM; KV_TOO_LARGE; -EAGAIN: when scrubbed */
 int kv_capacity_room(struct kv_pool *pool, uint32_t n, bool all);
-int kv_capacity_first(struct kv_pool *pool, uint64_t slab_bytes); /* a new pool's first extents */
+/* A new pool's first extents. 0; -EAGAIN: being zeroed; -ENOMEM with text */
+int kv_capacity_claim(struct kv_pool *pool);
+int kv_capacity_begin(struct kv_pool *pool); /* its first blocks, once it has its pages */
 void kv_capacity_release(struct kv_pool *pool);	/* all extents of a pool that ends */
 void kv_capacity_wait(struct kv_session *session);
 void kv_capacity_serve(struct kv_daemon *d, struct kv_pool *pool); /* NULL: all pools */

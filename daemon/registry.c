@@ -65,7 +65,6 @@ static uint32_t id_limit_of(const struct kv_pool *pool)
 	return (uint32_t)(arena / pool->block_bytes);
 }
 
-/* The first extents decide the null block; then the shared pages can be laid out. */
 static int make_pages(struct kv_pool *pool)
 {
 	uint32_t id_limit = id_limit_of(pool);
@@ -208,12 +207,14 @@ int kv_pool_create(struct kv_daemon *d, const struct kv_msg_pool_open *msg, stru
 	r = check_capacity(pool);
 	if (r < 0)
 		return r;
-	r = make_pages(pool);
-	if (r < 0)
-		return kv_error(r, "shared pages for pool '%s': %s", pool->name, strerror(-r));
-	r = kv_capacity_first(pool, pool->slab_blocks * pool->block_bytes);
+	r = kv_capacity_claim(pool);
 	if (r < 0)
 		return r;
+	r = make_pages(pool);
+	if (!r)
+		r = kv_capacity_begin(pool);
+	if (r < 0)
+		return kv_error(r, "shared pages for pool '%s': %s", pool->name, strerror(-r));
 
 	d->next_pool_id++;
 	d->n_pools++;
