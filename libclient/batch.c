@@ -28,13 +28,15 @@ static size_t aligned(size_t bytes)
 KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *options,
 			   struct kv_batch **ret)
 {
-	size_t seqs = options->max_seqs, tokens = options->max_tokens;
-	size_t width = options->max_blocks_per_seq;
+	struct kv_batch_options o;
+	int r = kv_options_copy(&o, sizeof(o), options);
+	size_t seqs = o.max_seqs, tokens = o.max_tokens, width = o.max_blocks_per_seq;
 	size_t sizes[7], total = 0;
 	struct kv_batch *b;
 	char *p;
-	int r;
 
+	if (r < 0)
+		return r;
 	if (!seqs || !tokens || !width || seqs > 1u << 24 || tokens > 1u << 30 || width > 1u << 24)
 		return kv_error(-EINVAL,
 				"batch: max_seqs %zu, max_tokens %zu, max_blocks_per_seq %zu given; "
@@ -43,7 +45,7 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 	if (!b)
 		return -ENOMEM;
 	b->pool = pool;
-	b->limits = *options;
+	b->limits = o;
 	b->device = pool->device;
 	sizes[0] = aligned(seqs * width * sizeof(int32_t));
 	sizes[1] = aligned(tokens * sizeof(int64_t));

@@ -15,19 +15,26 @@ int64_t kv_deadline(int64_t timeout)
 	return timeout < 0 ? now : timeout > INT64_MAX - now ? INT64_MAX : now + timeout;
 }
 
+int kv_options_copy(void *to, size_t size, const void *options)
+{
+	size_t given = *(const size_t *)options;
+
+	memset(to, 0, size);
+	if (given < sizeof(size_t) || given > 4096)
+		return kv_error(-EINVAL, "options.size: %zu given; sizeof the struct is needed", given);
+	memcpy(to, options, given < size ? given : size);
+	return 0;
+}
+
 KV_PUBLIC int kv_connect(const struct kv_connect_options *options, struct kv_client **ret)
 {
 	struct kv_connect_options o = { 0 };
 	struct kv_msg_welcome welcome;
 	struct kv_client *client;
-	int r;
+	int r = options ? kv_options_copy(&o, sizeof(o), options) : 0;
 
-	if (options) {
-		if (options->size < sizeof(size_t) || options->size > 4096)
-			return kv_error(-EINVAL, "options.size: %zu given; sizeof the struct is needed",
-					options->size);
-		memcpy(&o, options, options->size < sizeof(o) ? options->size : sizeof(o));
-	}
+	if (r < 0)
+		return r;
 	client = calloc(1, sizeof(*client));
 	if (!client)
 		return -ENOMEM;

@@ -80,6 +80,8 @@ struct kv_client {
 };
 
 int64_t kv_deadline(int64_t timeout); /* 0: the default */
+/* kv_options_copy() - a caller's options, of its version's size, to ours; -EINVAL: no size given */
+int kv_options_copy(void *to, size_t size, const void *options);
 int kv_forked(uint32_t generation);   /* 0, or -ECHILD with text */
 
 /* ---- pool.c ---- */

@@ -259,10 +259,9 @@ KV_PUBLIC int kv_pool_open(struct kv_client *client, const struct kv_pool_option
 
 	if (r < 0)
 		return r;
-	if (options->size < sizeof(size_t) || options->size > 4096)
-		return kv_error(-EINVAL, "options.size: %zu given; sizeof the struct is needed",
-				options->size);
-	memcpy(&o, options, options->size < sizeof(o) ? options->size : sizeof(o));
+	r = kv_options_copy(&o, sizeof(o), options);
+	if (r < 0)
+		return r;
 	if (o.layout) {
 		r = kv_layout_check(o.layout);
 		if (r < 0)
