@@ -158,21 +158,43 @@ static uint32_t shed(struct kv_pool *pool, uint32_t n)
 	return done;
 }
 
+/* Nobody is attached, nothing is promised: without its cache it is a name and a null block. */
+static bool is_left_alone(const struct kv_pool *pool)
+{
+	return !pool->n_sessions && !pool->min_bytes;
+}
+
+/* Extents that eviction may bring back: a pool's minimum stays, and a slab stays whole. */
+static uint32_t spare_extents(const struct kv_pool *pool)
+{
+	uint32_t keep = extents_for(pool, pool->min_bytes);
+
+	if (pool->layout.kind == KV_LAYOUT_PAGED)
+		return is_left_alone(pool) ? pool->n_extents : 0;
+	return pool->n_extents > keep ? pool->n_extents - keep : 0;
+}
+
+/* Evicts what would fill @n extents if it lay together. */
+static bool evict_extents(struct kv_pool *pool, uint32_t n)
+{
+	uint64_t blocks = n * pool->daemon->extents.bytes / pool->block_bytes + 1;
+	uint32_t n_cached = pool->books.n_cached;
+
+	return kv_books_evict(&pool->books, blocks < n_cached ? (uint32_t)blocks : n_cached, false);
+}
+
 /* So many extents of another pool, by eviction if need be. Return: how many it gave. */
 static uint32_t take_from(struct kv_pool *other, uint32_t n, bool evicting)
 {
-	uint32_t done = 0;
+	bool flat = other->layout.kind == KV_LAYOUT_FLAT;
+	uint32_t done = flat ? shed(other, n) : 0, spare;
 
-	if (other->layout.kind == KV_LAYOUT_FLAT)
-		done = shed(other, n);
-	while (evicting && done < n &&
-	       kv_books_evict(&other->books, other->books.n_cached / 4 + 1, false)) {
-		if (other->layout.kind == KV_LAYOUT_FLAT)
+	while (evicting && done < n && (spare = spare_extents(other)) &&
+	       evict_extents(other, n - done < spare ? n - done : spare)) {
+		if (flat)
 			done += shed(other, n - done);
 	}
-	/* Nobody is attached and nothing is cached: what is left is a name and a null block. */
-	if (evicting && done < n && !other->n_sessions && !other->books.n_cached &&
-	    !other->min_bytes) {
+	if (evicting && done < n && is_left_alone(other) && !other->books.n_cached) {
 		done += other->n_extents;
 		kv_pool_free(other);
 	}
