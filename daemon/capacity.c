@@ -237,16 +237,17 @@ int kv_capacity_claim(struct kv_pool *pool)
 {
 	struct kv_extents *e = &pool->daemon->extents;
 	uint32_t spare = promised_to_others(pool), n = first_extents(pool);
+	uint32_t min = extents_for(pool, pool->min_bytes), need = n > min ? n : min;
 	uint32_t clean = kv_extents_available(e, pool->gpu_mask, false);
 
-	if (clean < n + spare || !kv_extents_find(e, pool->gpu_mask, n, n, &pool->first_extent)) {
+	if (clean < need + spare || !kv_extents_find(e, pool->gpu_mask, n, n, &pool->first_extent)) {
 		if (kv_extents_available(e, pool->gpu_mask, true) > clean ||
-		    take_from_others(pool, clean < n + spare ? n + spare - clean : 1))
+		    take_from_others(pool, clean < need + spare ? need + spare - clean : 1))
 			return -EAGAIN;
 		return kv_error(-ENOMEM,
-				"pool '%s' needs %u extents of %llu bytes in a row, %u are free and %u "
-				"of these promised to other pools",
-				pool->name, n, (unsigned long long)e->bytes, clean, spare);
+				"pool '%s' needs %u extents of %llu bytes, %u of them in a row; %u are "
+				"free and %u of these promised to other pools",
+				pool->name, need, (unsigned long long)e->bytes, n, clean, spare);
 	}
 	kv_extents_take(e, pool->gpu_mask, pool->first_extent, n, (uint32_t)pool->id);
 	pool->n_extents = n;

@@ -295,6 +295,26 @@ START_TEST(a_guaranteed_minimum_is_there_when_it_is_claimed)
 }
 END_TEST
 
+START_TEST(a_minimum_that_others_are_using_is_refused)
+{
+	struct kv_pool *has = open_pool("has", 0, 0, 0), *wants = NULL;
+	KV_OPTIONS(kv_pool_options, what, .name = "wants", .layout = layout_of(1),
+		   .min_bytes = 32 * MIB, .timeout = TIMEOUT);
+
+	must(kv_blocks_take(has, 40 * MIB / 2048, ids, TIMEOUT));
+	refused(kv_pool_open(client, &what, &wants), -ENOMEM, "needs 16 extents");
+	ck_assert_ptr_null(wants);
+	must(kv_blocks_give(has, 40 * MIB / 2048, ids));
+	must(kv_ping(client, TIMEOUT));
+	must(kv_pool_open(client, &what, &wants));
+	/* From now on it is kept for it. */
+	take_all(has, ids);
+	must(kv_blocks_take(wants, 32 * MIB / 12288 - 400, more, 0));
+	kv_pool_close(wants);
+	kv_pool_close(has);
+}
+END_TEST
+
 START_TEST(a_cache_within_its_guaranteed_minimum_stays)
 {
 	struct kv_pool *has = open_pool("has", 0, 24 * MIB, 0),
@@ -416,6 +436,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, blocks_in_use_never_move);
 	tcase_add_test(tcase, a_new_pool_finds_room_where_another_has_cached_everything);
 	tcase_add_test(tcase, a_guaranteed_minimum_is_there_when_it_is_claimed);
+	tcase_add_test(tcase, a_minimum_that_others_are_using_is_refused);
 	tcase_add_test(tcase, a_cache_within_its_guaranteed_minimum_stays);
 	tcase_add_test(tcase, a_pool_stays_below_its_maximum);
 	tcase_add_test(tcase, every_byte_of_the_arena_can_be_had);
