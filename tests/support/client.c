@@ -18,11 +18,10 @@ struct kv_client *client_new(void)
 
 const struct kv_layout *small_layout(void)
 {
-	static struct kv_component components[2];
-	static struct kv_layout layout = {
-		.kind = KV_LAYOUT_FLAT, .block_tokens = BLOCK_TOKENS, .components = components};
+	static const struct kv_component components[] = {{0, KV_ROLE_K, KV_F32, 1, 16, 1},
+							 {0, KV_ROLE_V, KV_F32, 1, 16, 1}};
+	static const struct kv_layout layout = {KV_LAYOUT_FLAT, 0, BLOCK_TOKENS, 2, components};
 
-	layout.n_components = kv_layout_uniform(components, 1, 1, 16, KV_F32, 1, 1);
 	return &layout;
 }
 
