@@ -35,6 +35,8 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 	struct kv_batch *b;
 	char *p;
 
+	if (!r)
+		r = kv_forked(pool->fork_generation);
 	if (r < 0)
 		return r;
 	if (!seqs || !tokens || !width || seqs > 1u << 24 || tokens > 1u << 30 || width > 1u << 24)
@@ -73,7 +75,7 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 	b->n_computed = (int32_t *)(p += sizes[4]);
 	b->tokens = (int32_t *)(p + sizes[5]);
 	for (size_t i = 0; i < seqs * width; i++)
-		b->table[i] = pool->head->null_block;
+		b->table[i] = pool->head.null_block;
 	b->data = (struct kv_batch_data){ .table_width = (uint32_t)width,
 					  .block_table = b->table,
 					  .slots = b->slots,
@@ -145,13 +147,13 @@ static void fill_row(struct kv_batch *b, uint32_t row, const kv_block_id *ids, u
 	if (n)
 		memcpy(to, ids, n * sizeof(*to));
 	for (uint32_t i = n; i < b->filled[row]; i++)
-		to[i] = b->pool->head->null_block;
+		to[i] = b->pool->head.null_block;
 	b->filled[row] = n;
 }
 
 static void fill_tokens(struct kv_batch *b, const struct kv_seq *seq, uint32_t at, uint32_t n)
 {
-	uint32_t size = b->pool->head->block_tokens;
+	uint32_t size = b->pool->head.block_tokens;
 	size_t position = seq->len - n;
 
 	for (uint32_t i = 0; i < n; i++, position++) {
@@ -184,8 +186,10 @@ KV_PUBLIC int kv_batch_build(struct kv_batch *b, const struct kv_batch_item *ite
 {
 	struct kv_batch_data *d = &b->data;
 	uint32_t n_tokens = 0;
-	int r = check_items(b, items, n_items, pad_seqs, pad_tokens);
+	int r = kv_forked(b->pool->fork_generation);
 
+	if (!r)
+		r = check_items(b, items, n_items, pad_seqs, pad_tokens);
 	if (!r)
 		r = take_copies(b);
 	if (r < 0)
@@ -248,20 +252,20 @@ static int copy_on(struct kv_batch *b, uint32_t gpu, void *stream)
 
 KV_PUBLIC int kv_batch_copy(struct kv_batch *b, void *stream)
 {
-	if (!b->data.n_copies || b->copied)
-		return 0;
+	int r = kv_forked(b->pool->fork_generation);
+
+	if (r < 0 || !b->data.n_copies || b->copied)
+		return r;
 	if (!b->pool->mapped_mask)
 		return kv_error(-ENXIO, "copy: the pool is not mapped; send the copies to who maps it");
 	for (uint32_t gpu = 0; gpu < KV_MAX_GPUS; gpu++) {
-		int r = b->pool->mapped_mask >> gpu & 1 ? copy_on(b, gpu, stream) : 0;
-
+		r = b->pool->mapped_mask >> gpu & 1 ? copy_on(b, gpu, stream) : 0;
 		if (r < 0)
 			return r;
 	}
 	b->copied = true;
 	for (uint32_t i = 0; i < b->data.n_copies; i++) {
-		int r = kv_later_release(b->pool, stream, &b->copies[2 * i], 1);
-
+		r = kv_later_release(b->pool, stream, &b->copies[2 * i], 1);
 		if (r < 0)
 			return r;
 	}

@@ -66,6 +66,13 @@ int kv_connection_post(struct kv_connection *c, void *request);
 extern uint32_t kv_fork_generation; /* one more in each forked child */
 void kv_fork_add(struct kv_connection *c);
 void kv_fork_remove(struct kv_connection *c);
+int kv_forked_error(void);
+
+/* kv_forked() - 0; -ECHILD with a text if the handle is the parent's: nothing of it works here */
+static inline int kv_forked(uint32_t generation)
+{
+	return __builtin_expect(generation == kv_fork_generation, 1) ? 0 : kv_forked_error();
+}
 
 /* ---- client.c ---- */
 
@@ -82,7 +89,6 @@ struct kv_client {
 int64_t kv_deadline(int64_t timeout); /* 0: the default */
 /* kv_options_copy() - a caller's options, of its version's size, to ours; -EINVAL: no size given */
 int kv_options_copy(void *to, size_t size, const void *options);
-int kv_forked(uint32_t generation);   /* 0, or -ECHILD with text */
 
 /* ---- pool.c ---- */
 
@@ -105,7 +111,8 @@ struct kv_pool {
 	int32_t device; /* enum kv_device; HOST as well where the pool isn't mapped */
 	struct kv_memory *memory[KV_MAX_GPUS];
 
-	const struct kv_shm_pool *head;
+	struct kv_shm_pool head; /* a copy: in a forked child the pages are not there */
+	void *index;
 	void *blocks;
 	struct kv_shm_block *descriptors;
 	struct kv_prefix prefix;

@@ -166,10 +166,8 @@ static int ask(struct kv_pool *pool, uint32_t n, int64_t timeout)
 /* The slow half of a take: fewer than @n are in the stack. */
 static SLOW int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
 {
-	int r = kv_forked(pool->fork_generation);
+	int r;
 
-	if (r < 0)
-		return r;
 	if (pool->lost)
 		return kv_error(-ECONNRESET, "the daemon is gone");
 	pool->low = kv_load_relaxed(&pool->session->n_magazine) / 2;
@@ -210,6 +208,10 @@ int kv_magazine_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int
 
 KV_PUBLIC int kv_blocks_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout)
 {
+	int r = kv_forked(pool->fork_generation);
+
+	if (r < 0)
+		return r;
 	if (!kv_link_is_alone(&pool->later))
 		kv_later_poll(pool);
 	return kv_magazine_take(pool, n, ret_ids, timeout);
@@ -218,13 +220,15 @@ KV_PUBLIC int kv_blocks_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_
 KV_PUBLIC int kv_blocks_give(struct kv_pool *pool, uint32_t n, const kv_block_id *ids)
 {
 	uint32_t limit = pool->prefix.id_limit, *refs = pool->refs;
-	int r = 0;
+	int r = kv_forked(pool->fork_generation);
 
+	if (r < 0)
+		return r;
 	for (uint32_t i = 0; i < n; i++) {
 		kv_block_id id = ids[i];
 
 		if (__builtin_expect((uint32_t)id >= limit || refs[id] != 1, 0)) {
-			if (id != pool->head->null_block)
+			if (id != pool->head.null_block)
 				r = kv_error(-EINVAL, "ids[%u]: block %d was not taken, or given already",
 					     i, id);
 			continue;
@@ -359,8 +363,8 @@ bool kv_block_pin(struct kv_pool *pool, kv_block_id id, struct kv_key key, uint6
 		return false;
 	if (kv_load_relaxed(&d->key_lo) == key.lo && kv_load_relaxed(&d->key_hi) == key.hi &&
 	    kv_load_relaxed(&d->parent_serial) == parent_serial &&
-	    !memcmp(kv_shm_tokens(pool->blocks, pool->head, id), tokens,
-		    pool->head->block_tokens * sizeof(*tokens))) {
+	    !memcmp(kv_shm_tokens(pool->blocks, &pool->head, id), tokens,
+		    pool->head.block_tokens * sizeof(*tokens))) {
 		keep(pool, id);
 		return true;
 	}
@@ -370,7 +374,7 @@ bool kv_block_pin(struct kv_pool *pool, kv_block_id id, struct kv_key key, uint6
 
 bool kv_block_pin_twin(struct kv_pool *pool, kv_block_id id, uint64_t serial)
 {
-	if (id < 0 || (uint32_t)id >= pool->head->id_limit || !hold(pool, id))
+	if (id < 0 || (uint32_t)id >= pool->head.id_limit || !hold(pool, id))
 		return false;
 	if (kv_load_relaxed(&pool->descriptors[id].serial) == serial) {
 		keep(pool, id);

@@ -33,7 +33,7 @@ static int map_shared(struct kv_pool *pool, const struct kv_msg_pool_opened *ope
 
 	if (r < 0)
 		return r;
-	pool->head = index;
+	pool->index = index;
 	pool->index_bytes = opened->index_bytes;
 	r = map_pages(fds[1], opened->blocks_bytes, PROT_READ | PROT_WRITE, "block", &pool->blocks);
 	if (r < 0)
@@ -44,16 +44,17 @@ static int map_shared(struct kv_pool *pool, const struct kv_msg_pool_opened *ope
 		return r;
 	pool->session = session;
 	pool->session_bytes = opened->session_bytes;
-	if (pool->head->magic != KV_SHM_MAGIC || pool->head->abi != KV_SHM_ABI ||
+	pool->head = *(const struct kv_shm_pool *)index;
+	if (pool->head.magic != KV_SHM_MAGIC || pool->head.abi != KV_SHM_ABI ||
 	    pool->session->magic != KV_SHM_MAGIC || pool->session->abi != KV_SHM_ABI)
 		return kv_error(-EPROTO, "daemon: shared pages of version %llu, %d is known here",
-				(unsigned long long)pool->head->abi, KV_SHM_ABI);
+				(unsigned long long)pool->head.abi, KV_SHM_ABI);
 
-	pool->descriptors = kv_shm_descriptors(pool->blocks, pool->head);
+	pool->descriptors = kv_shm_descriptors(pool->blocks, &pool->head);
 	pool->prefix = (struct kv_prefix){
-		.words = (uint64_t *)((char *)index + pool->head->buckets_offset),
-		.n_buckets = pool->head->n_buckets,
-		.id_limit = pool->head->id_limit,
+		.words = (uint64_t *)((char *)index + pool->head.buckets_offset),
+		.n_buckets = pool->head.n_buckets,
+		.id_limit = pool->head.id_limit,
 	};
 	pool->grants = (const int32_t *)((char *)session + pool->session->grants_offset);
 	pool->ops = (struct kv_op *)((char *)session + pool->session->ops_offset);
@@ -71,7 +72,7 @@ static int map_shared(struct kv_pool *pool, const struct kv_msg_pool_opened *ope
 /* refs and gives: one mapping, of which only what is used takes memory. */
 static size_t arrays_bytes(const struct kv_pool *pool)
 {
-	return (size_t)pool->head->id_limit * (sizeof(*pool->refs) + sizeof(*pool->gives));
+	return (size_t)pool->head.id_limit * (sizeof(*pool->refs) + sizeof(*pool->gives));
 }
 
 static int private_arrays(struct kv_pool *pool)
@@ -82,7 +83,7 @@ static int private_arrays(struct kv_pool *pool)
 	if (arrays == MAP_FAILED)
 		return -errno;
 	pool->refs = arrays;
-	pool->gives = pool->refs + pool->head->id_limit;
+	pool->gives = pool->refs + pool->head.id_limit;
 	pool->stack_room = 1024;
 	pool->stack = malloc(pool->stack_room * sizeof(*pool->stack));
 	return pool->stack ? 0 : -ENOMEM;
@@ -220,18 +221,26 @@ static int attach(struct kv_pool *pool, const struct kv_pool_options *o, int64_t
 	return 0;
 }
 
+/* In a forked child the shared pages are not mapped: what is there now is something else. */
+static void unmap_shared(struct kv_pool *pool)
+{
+	if (kv_forked(pool->fork_generation))
+		return;
+	if (pool->session)
+		munmap(pool->session, pool->session_bytes);
+	if (pool->blocks)
+		munmap(pool->blocks, pool->blocks_bytes);
+	if (pool->index)
+		munmap(pool->index, pool->index_bytes);
+}
+
 static void discard(struct kv_pool *pool)
 {
 	for (uint32_t gpu = 0; gpu < KV_MAX_GPUS; gpu++)
 		kv_memory_detach(pool->memory[gpu]);
 	if (pool->refs)
 		munmap(pool->refs, arrays_bytes(pool));
-	if (pool->session)
-		munmap(pool->session, pool->session_bytes);
-	if (pool->blocks)
-		munmap(pool->blocks, pool->blocks_bytes);
-	if (pool->head)
-		munmap((void *)pool->head, pool->index_bytes);
+	unmap_shared(pool);
 	kv_connection_close(&pool->connection);
 	free(pool->components);
 	free(pool->stack);
@@ -321,12 +330,12 @@ KV_PUBLIC struct kv_pool *kv_pool_close(struct kv_pool *pool)
 KV_PUBLIC void kv_pool_info(const struct kv_pool *pool, struct kv_pool_info *ret)
 {
 	*ret = (struct kv_pool_info){
-		.block_tokens = pool->head->block_tokens,
+		.block_tokens = pool->head.block_tokens,
 		.n_components = pool->layout.n_components,
-		.block_bytes = pool->head->block_bytes,
+		.block_bytes = pool->head.block_bytes,
 		.max_blocks = pool->max_blocks,
-		.null_block = pool->head->null_block,
-		.id_limit = (kv_block_id)pool->head->id_limit,
+		.null_block = pool->head.null_block,
+		.id_limit = (kv_block_id)pool->head.id_limit,
 		.device = pool->device,
 		.gpu_mask = pool->gpu_mask,
 		.session = pool->session_number,
@@ -341,6 +350,10 @@ KV_PUBLIC const struct kv_layout *kv_pool_layout(const struct kv_pool *pool)
 KV_PUBLIC int kv_pool_view(const struct kv_pool *pool, uint32_t gpu, uint32_t component,
 			   struct kv_view *ret)
 {
+	int r = kv_forked(pool->fork_generation);
+
+	if (r < 0)
+		return r;
 	if (component >= pool->layout.n_components)
 		return kv_error(-EINVAL, "component: %u given, the layout has %u", component,
 				pool->layout.n_components);

@@ -27,7 +27,7 @@ static kv_block_id find(struct kv_pool *pool, struct kv_key key, uint64_t parent
 
 static int check_lookup(const struct kv_seq *seq, const int32_t *tokens, size_t n)
 {
-	uint32_t size = seq->pool->head->block_tokens;
+	uint32_t size = seq->pool->head.block_tokens;
 
 	if (seq->len % size)
 		return kv_error(-EINVAL, "lookup: the sequence has %zu tokens, not a multiple of %u",
@@ -53,7 +53,7 @@ static void count_asked(struct kv_seq *seq, size_t n)
 KV_PUBLIC int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *ret_hit)
 {
 	struct kv_pool *pool = seq->pool;
-	uint32_t size = pool->head->block_tokens;
+	uint32_t size = pool->head.block_tokens;
 	size_t most = n ? (n - 1) / size : 0, first = seq->len / size, i = first;
 	uint64_t serial = 0;
 	int r = kv_forked(pool->fork_generation);
@@ -80,7 +80,7 @@ KV_PUBLIC int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n,
 		serial = kv_load_relaxed(&pool->descriptors[seq->table[first - 1]].serial);
 
 	for (; i < most; i++) {
-		struct kv_key key = kv_key_next(pool->head->seed, last_key(seq, i), tokens + i * size,
+		struct kv_key key = kv_key_next(pool->head.seed, last_key(seq, i), tokens + i * size,
 						size);
 		kv_block_id id = find(pool, key, serial, tokens + i * size);
 
@@ -141,11 +141,11 @@ static int settle(struct kv_seq *seq, void *stream)
 static void prepare(struct kv_seq *seq, size_t i, struct kv_op *op)
 {
 	struct kv_pool *pool = seq->pool;
-	uint32_t size = pool->head->block_tokens;
+	uint32_t size = pool->head.block_tokens;
 	kv_block_id id = seq->table[i], parent = i ? seq->table[i - 1] : -1;
 	const int32_t *tokens = seq->tokens + i * size;
 
-	seq->keys[i] = kv_key_next(pool->head->seed, last_key(seq, i), tokens, size);
+	seq->keys[i] = kv_key_next(pool->head.seed, last_key(seq, i), tokens, size);
 	*op = (struct kv_op){ .kind = KV_OP_PUBLISH,
 			      .id = id,
 			      .parent = parent,
@@ -153,13 +153,13 @@ static void prepare(struct kv_seq *seq, size_t i, struct kv_op *op)
 			      .key_hi = seq->keys[i].hi };
 	if (parent >= 0 && pool->refs[parent] & KV_REF_CACHED)
 		op->parent_serial = kv_load_relaxed(&pool->descriptors[parent].serial);
-	memcpy(kv_shm_tokens(pool->blocks, pool->head, id), tokens, size * sizeof(*tokens));
+	memcpy(kv_shm_tokens(pool->blocks, &pool->head, id), tokens, size * sizeof(*tokens));
 }
 
 KV_PUBLIC int kv_seq_publish(struct kv_seq *seq, void *stream)
 {
 	struct kv_pool *pool = seq->pool;
-	size_t end = seq->len / pool->head->block_tokens, n = 0;
+	size_t end = seq->len / pool->head.block_tokens, n = 0;
 	kv_cleanup(kv_freep) struct kv_op *ops = NULL;
 	struct kv_shm_blocks *shared = pool->blocks;
 	uint64_t now;

@@ -8,7 +8,7 @@
 
 static size_t blocks_for(const struct kv_pool *pool, size_t n_tokens)
 {
-	uint32_t size = pool->head->block_tokens;
+	uint32_t size = pool->head.block_tokens;
 
 	return n_tokens / size + (n_tokens % size != 0);
 }
@@ -32,8 +32,12 @@ int kv_seq_grow(void **array, size_t *room, size_t n, size_t item)
 
 KV_PUBLIC int kv_seq_new(struct kv_pool *pool, struct kv_seq **ret)
 {
-	struct kv_seq *seq = calloc(1, sizeof(*seq));
+	int r = kv_forked(pool->fork_generation);
+	struct kv_seq *seq;
 
+	if (r < 0)
+		return r;
+	seq = calloc(1, sizeof(*seq));
 	if (!seq)
 		return -ENOMEM;
 	seq->pool = pool;
@@ -90,7 +94,7 @@ KV_PUBLIC struct kv_seq *kv_seq_free(struct kv_seq *seq, void *stream)
 /* The block that the next token goes into is there, has tokens, and others may see it. */
 static bool must_copy(const struct kv_seq *seq)
 {
-	uint32_t size = seq->pool->head->block_tokens;
+	uint32_t size = seq->pool->head.block_tokens;
 
 	return seq->len % size && kv_block_is_shared(seq->pool, seq->table[seq->len / size]);
 }
@@ -132,8 +136,10 @@ KV_PUBLIC int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeou
 	size_t need = blocks_for(pool, n_tokens), more;
 	bool copy = must_copy(seq) && n_tokens > seq->len;
 	kv_block_id *fresh;
-	int r;
+	int r = kv_forked(pool->fork_generation);
 
+	if (r < 0)
+		return r;
 	kv_later_poll(pool);
 	if (need > pool->max_blocks)
 		return KV_TOO_LARGE;
@@ -150,7 +156,7 @@ KV_PUBLIC int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeou
 	if (r)
 		return r;
 	if (copy) {
-		size_t at = seq->len / pool->head->block_tokens;
+		size_t at = seq->len / pool->head.block_tokens;
 
 		r = note_copy(pool, seq->table[at], fresh[more]);
 		if (r < 0) {
@@ -170,10 +176,10 @@ KV_PUBLIC int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeou
 
 KV_PUBLIC int kv_seq_append(struct kv_seq *seq, const int32_t *tokens, size_t n)
 {
-	int r;
+	int r = kv_forked(seq->pool->fork_generation);
 
-	if (!n)
-		return 0;
+	if (r < 0 || !n)
+		return r;
 	if (n > kv_seq_capacity(seq) - seq->len)
 		return kv_error(-ENOSPC, "append: %zu tokens to %zu, the capacity is %zu; reserve first",
 				n, seq->len, kv_seq_capacity(seq));
@@ -223,9 +229,11 @@ KV_PUBLIC int kv_seq_fork(struct kv_seq *seq, struct kv_seq **ret)
 
 KV_PUBLIC int kv_seq_rollback(struct kv_seq *seq, size_t n_tokens, void *stream)
 {
-	size_t whole = n_tokens / seq->pool->head->block_tokens;
-	int r;
+	size_t whole = n_tokens / seq->pool->head.block_tokens;
+	int r = kv_forked(seq->pool->fork_generation);
 
+	if (r < 0)
+		return r;
 	if (n_tokens > seq->len)
 		return kv_error(-EINVAL, "rollback: to %zu, the sequence has %zu tokens", n_tokens,
 				seq->len);
@@ -249,7 +257,7 @@ KV_PUBLIC size_t kv_seq_len(const struct kv_seq *seq)
 
 KV_PUBLIC size_t kv_seq_capacity(const struct kv_seq *seq)
 {
-	return seq->n_blocks * seq->pool->head->block_tokens;
+	return seq->n_blocks * seq->pool->head.block_tokens;
 }
 
 KV_PUBLIC const int32_t *kv_seq_tokens(const struct kv_seq *seq)

@@ -103,3 +103,11 @@ void process_kill(struct process *p)
 	ck_assert_int_eq(kill(p->pid, SIGKILL), 0);
 	wait_for(p);
 }
+
+void process_died(struct process *p)
+{
+	int status = wait_for(p);
+
+	expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "status %#x, not SIGKILL",
+	       status);
+}

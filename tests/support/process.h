@@ -37,5 +37,6 @@ int64_t process_hear(struct process *p);
 void process_go(struct process *p);
 void process_end(struct process *p);  /* waits for its end; frees it */
 void process_kill(struct process *p); /* SIGKILL, and waits; frees it */
+void process_died(struct process *p); /* it kills itself with SIGKILL: waits; frees it */
 
 #endif
