@@ -242,7 +242,7 @@ START_TEST(a_hundred_deaths_leave_no_descriptor_no_file_and_no_memory)
 	wait_until(daemon_stats(client).n_clients == 2);
 	ck_assert_uint_eq(daemon_fds(), fds);
 	ck_assert_uint_eq(n_memfds(), memfds);
-	expect(daemon_rss() < rss + (2 << 20), "kvcached grew from %llu to %llu bytes",
+	expect(daemon_rss() < rss + NO_GROWTH, "kvcached grew from %llu to %llu bytes",
 	       (unsigned long long)rss, (unsigned long long)daemon_rss());
 	expect_only_own_leases();
 	ck_assert_uint_eq(stats().blocks_cached_held, 0);

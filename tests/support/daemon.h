@@ -64,6 +64,17 @@ uint32_t daemon_fds(void);	/* open descriptors */
 uint64_t daemon_rss(void);	/* resident bytes */
 uint32_t daemon_children(void); /* processes */
 
+/* Growth of memory that is none: a heap keeps some of what was freed, a sanitizer most of it. */
+#ifndef __has_feature
+#define __has_feature(x) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || \
+	__has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define NO_GROWTH (128 << 20)
+#else
+#define NO_GROWTH (2 << 20)
+#endif
+
 /* ---- time ---- */
 
 int64_t now_ns(void);
