@@ -65,6 +65,12 @@ void kv_heap_pop(struct kv_heap *heap)
 		sift_down(heap, 0);
 }
 
+void kv_heap_order(struct kv_heap *heap)
+{
+	for (uint32_t i = heap->n / 2; i--;)
+		sift_down(heap, i);
+}
+
 void kv_heap_restamp_top(struct kv_heap *heap, uint64_t stamp)
 {
 	heap->items[0].stamp = stamp;

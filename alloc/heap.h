@@ -21,6 +21,7 @@ struct kv_heap {
 int kv_heap_reserve(struct kv_heap *heap, uint32_t n); /* room for @n in all: 0 or -ENOMEM */
 int kv_heap_push(struct kv_heap *heap, uint64_t stamp, int32_t id); /* 0 or -ENOMEM */
 void kv_heap_pop(struct kv_heap *heap);				    /* heap->n > 0 */
+void kv_heap_order(struct kv_heap *heap);			    /* after stamps were changed */
 void kv_heap_restamp_top(struct kv_heap *heap, uint64_t stamp);	    /* not smaller than it was */
 
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "alloc/pool.h"
+#include "alloc/pool_parts.h"
 
 int kv_books_init(struct kv_books *b, const struct kv_shm_pool *head, uint64_t *index, void *shared)
 {
@@ -14,6 +15,7 @@ int kv_books_init(struct kv_books *b, const struct kv_shm_pool *head, uint64_t *
 	b->descriptors = kv_shm_descriptors(shared, head);
 	b->prefix = (struct kv_prefix){ index, head->n_buckets, head->id_limit };
 	b->next_serial = 1;
+	b->policy = kv_policies[1];
 	b->books = calloc(head->id_limit, sizeof(*b->books));
 	return b->books ? 0 : -ENOMEM;
 }
@@ -24,11 +26,12 @@ void kv_books_deinit(struct kv_books *b)
 	free(b->free_ids);
 	free(b->lru.items);
 	free(b->victims);
+	kv_ghosts_deinit(&b->ghosts);
 	memset(b, 0, sizeof(*b));
 }
 
 /* Moves the books and their mirror to a state; counters are the caller's. */
-static void set_state(struct kv_books *b, int32_t id, uint8_t state, uint16_t owner)
+void kv_books_set_state(struct kv_books *b, int32_t id, uint8_t state, uint16_t owner)
 {
 	struct kv_book *book = &b->books[id];
 
@@ -38,10 +41,10 @@ static void set_state(struct kv_books *b, int32_t id, uint8_t state, uint16_t ow
 	kv_store_seq(&b->descriptors[id].word, kv_block_word(book->generation, owner, state));
 }
 
-static void push_free(struct kv_books *b, int32_t id)
+void kv_books_push_free(struct kv_books *b, int32_t id)
 {
 	b->books[id].generation++;
-	set_state(b, id, KV_BLOCK_FREE, 0);
+	kv_books_set_state(b, id, KV_BLOCK_FREE, 0);
 	assert(b->n_free < b->free_room);
 	b->free_ids[b->n_free++] = id;
 }
@@ -59,11 +62,11 @@ int kv_books_add(struct kv_books *b, int32_t id)
 		b->free_room = room;
 	}
 	if (id == b->head->null_block) {
-		set_state(b, id, KV_BLOCK_NULL, 0);
+		kv_books_set_state(b, id, KV_BLOCK_NULL, 0);
 		return 0;
 	}
 	b->n_total++;
-	push_free(b, id);
+	kv_books_push_free(b, id);
 	return 0;
 }
 
@@ -85,7 +88,7 @@ void kv_books_remove(struct kv_books *b, int32_t first, int32_t n)
 		int32_t id = b->free_ids[i];
 
 		if (id >= first && id < first + n)
-			set_state(b, id, KV_BLOCK_ABSENT, 0);
+			kv_books_set_state(b, id, KV_BLOCK_ABSENT, 0);
 		else
 			b->free_ids[kept++] = id;
 	}
@@ -98,7 +101,7 @@ void kv_books_grant(struct kv_books *b, uint32_t slot, uint32_t n, int32_t *ret_
 	assert(n <= b->n_free);
 	for (uint32_t i = 0; i < n; i++) {
 		ret_ids[i] = b->free_ids[--b->n_free];
-		set_state(b, ret_ids[i], KV_BLOCK_LEASED, (uint16_t)slot);
+		kv_books_set_state(b, ret_ids[i], KV_BLOCK_LEASED, (uint16_t)slot);
 	}
 	b->n_leased += n;
 	b->n_granted += n;
@@ -121,7 +124,7 @@ int kv_books_give(struct kv_books *b, uint32_t slot, int32_t id)
 		return -EINVAL;
 	if (is_leased_by(&b->books[id], slot)) {
 		b->n_leased--;
-		push_free(b, id);
+		kv_books_push_free(b, id);
 		return 0;
 	}
 	if (b->books[id].state == KV_BLOCK_CACHED) {
@@ -150,21 +153,6 @@ static int32_t find_twin(const struct kv_books *b, struct kv_key key, uint64_t p
 			return c;
 	}
 	return -1;
-}
-
-static void push_lru(struct kv_books *b, int32_t id, uint64_t stamp)
-{
-	int r = kv_heap_push(&b->lru, stamp, id);
-
-	assert(r == 0); /* kv_books_publish() has made room for all that is cached */
-	(void)r;
-	b->books[id].in_lru = true;
-}
-
-static void pop_lru(struct kv_books *b)
-{
-	b->books[b->lru.items[0].id].in_lru = false;
-	kv_heap_pop(&b->lru);
 }
 
 /* The cached block that a chain goes on from: *parent itself, or its twin. False: there is none. */
@@ -215,7 +203,7 @@ int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 		book->serial = b->books[twin].serial;
 		kv_store_relaxed(&d->key_lo, (uint64_t)twin);
 		kv_store_relaxed(&d->serial, book->serial);
-		set_state(b, op->id, KV_BLOCK_TWIN, (uint16_t)slot);
+		kv_books_set_state(b, op->id, KV_BLOCK_TWIN, (uint16_t)slot);
 		b->n_duplicates++;
 		return KV_PUBLISH_TWIN;
 	}
@@ -230,8 +218,13 @@ int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 	book->parent_serial = parent_serial;
 	book->serial = b->next_serial++;
 	book->n_children = 0;
-	if (parent >= 0)
+	book->depth = 0;
+	if (parent >= 0) {
 		b->books[parent].n_children++;
+		b->books[parent].went_on = true;
+		book->depth = b->books[parent].depth + 1;
+	}
+	kv_books_remember(b, op->id);
 	kv_store_relaxed(&d->key_lo, key.lo);
 	kv_store_relaxed(&d->key_hi, key.hi);
 	kv_store_relaxed(&d->parent_serial, parent_serial);
@@ -239,113 +232,12 @@ int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 	kv_store_relaxed(&d->stamp, op->stamp);
 	/* Its publisher holds it from the first moment on. */
 	kv_or_seq(holder_word(b, op->id, slot), (uint64_t)1 << slot % 64);
-	set_state(b, op->id, KV_BLOCK_CACHED, 0);
-	push_lru(b, op->id, op->stamp);
+	kv_books_set_state(b, op->id, KV_BLOCK_CACHED, 0);
+	kv_books_enlist(b, op->id);
 	b->n_leased--;
 	b->n_cached++;
 	b->n_published++;
 	return KV_PUBLISHED;
-}
-
-static bool is_held(const struct kv_books *b, int32_t id)
-{
-	uint64_t held = 0;
-
-	/* Pairs with the or in a client's pin (shm.h): either it sees EVICTING, or we see its bit. */
-	for (int i = 0; i < KV_HOLDER_WORDS; i++)
-		held |= kv_load_seq(&b->descriptors[id].holders[i]);
-	return held;
-}
-
-/* Takes a block without children out of reach, for kv_books_evict(). False: it's held. */
-static bool withdraw(struct kv_books *b, int32_t id)
-{
-	int32_t parent = b->books[id].parent;
-
-	if (is_held(b, id))
-		return false;
-	set_state(b, id, KV_BLOCK_EVICTING, 0);
-	if (is_held(b, id)) {
-		set_state(b, id, KV_BLOCK_CACHED, 0);
-		return false;
-	}
-	if (parent >= 0 && !--b->books[parent].n_children && !b->books[parent].in_lru)
-		push_lru(b, parent, kv_load_relaxed(&b->descriptors[parent].stamp));
-	return true;
-}
-
-static void put_back(struct kv_books *b, struct kv_heap_item item)
-{
-	if (b->books[item.id].parent >= 0)
-		b->books[b->books[item.id].parent].n_children++;
-	set_state(b, item.id, KV_BLOCK_CACHED, 0);
-	push_lru(b, item.id, item.stamp);
-}
-
-/*
- * The least recently used blocks that can go leave the heap for the front of `victims`: ends of chains,
- * and then their parents. Those that are held are set aside at its back, so that each is tried
- * once, and end up behind all others in the order.
- */
-static uint32_t choose_victims(struct kv_books *b, uint32_t n)
-{
-	uint64_t now = kv_load_relaxed(&((struct kv_shm_blocks *)b->shared)->clock);
-	uint32_t found = 0, n_held = 0;
-
-	while (found < n && b->lru.n) {
-		struct kv_heap_item top = b->lru.items[0];
-		uint64_t stamp = kv_load_relaxed(&b->descriptors[top.id].stamp);
-
-		/* Clients write stamps: none may be later than now, or a block could stay for ever. */
-		stamp = stamp < now ? stamp : now;
-		if (!b->books[top.id].n_children && stamp > top.stamp) {
-			kv_heap_restamp_top(&b->lru, stamp);
-			continue;
-		}
-		pop_lru(b);
-		if (b->books[top.id].n_children)
-			continue;
-		if (withdraw(b, top.id))
-			b->victims[found++] = top;
-		else
-			b->victims[b->n_victims_room - ++n_held] = top;
-	}
-	for (; n_held; n_held--)
-		push_lru(b, b->victims[b->n_victims_room - n_held].id, now + 1);
-	return found;
-}
-
-uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all)
-{
-	uint32_t found;
-
-	if (n > b->n_cached) {
-		if (all)
-			return 0;
-		n = b->n_cached;
-	}
-	if (b->n_cached > b->n_victims_room) {
-		uint32_t room = b->lru.room;
-		void *victims = realloc(b->victims, room * sizeof(*b->victims));
-
-		if (!victims)
-			return 0;
-		b->victims = victims;
-		b->n_victims_room = room;
-	}
-	found = choose_victims(b, n);
-	if (found < n && all) {
-		while (found)
-			put_back(b, b->victims[--found]);
-		return 0;
-	}
-	for (uint32_t i = 0; i < found; i++) {
-		kv_prefix_remove(&b->prefix, b->books[b->victims[i].id].key, b->victims[i].id);
-		push_free(b, b->victims[i].id);
-	}
-	b->n_cached -= found;
-	b->n_evicted += found;
-	return found;
 }
 
 void kv_books_quarantine(struct kv_books *b, uint32_t slot)
@@ -355,7 +247,7 @@ void kv_books_quarantine(struct kv_books *b, uint32_t slot)
 			continue;
 		b->n_leased--;
 		b->n_quarantined++;
-		set_state(b, (int32_t)i, KV_BLOCK_QUARANTINED, (uint16_t)slot);
+		kv_books_set_state(b, (int32_t)i, KV_BLOCK_QUARANTINED, (uint16_t)slot);
 	}
 }
 
@@ -372,10 +264,10 @@ void kv_books_forget(struct kv_books *b, uint32_t slot)
 			kv_and_release(holder_word(b, (int32_t)i, slot), ~bit);
 		if (is_leased_by(book, slot)) {
 			b->n_leased--;
-			push_free(b, (int32_t)i);
+			kv_books_push_free(b, (int32_t)i);
 		} else if (book->state == KV_BLOCK_QUARANTINED && book->owner == slot) {
 			b->n_quarantined--;
-			push_free(b, (int32_t)i);
+			kv_books_push_free(b, (int32_t)i);
 		}
 	}
 }
@@ -391,7 +283,7 @@ uint32_t kv_books_count(const struct kv_books *b, uint32_t *leased, uint32_t *he
 			if (leased)
 				leased[book->owner]++;
 		} else if (book->state == KV_BLOCK_CACHED) {
-			n += is_held(b, (int32_t)i);
+			n += kv_books_is_held(b, (int32_t)i);
 			for (uint32_t w = 0; held && w < KV_HOLDER_WORDS; w++) {
 				uint64_t bits = kv_load_relaxed(&b->descriptors[i].holders[w]);
 

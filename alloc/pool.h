@@ -10,8 +10,9 @@
  * and a lie in them can cost that pool a cached block, or an eviction, never a wrong owner.
  *
  * A cached block has at most one parent and knows how many cached children it has. It is evicted
- * only when it has none, and nobody holds it: the ends of chains go first. Order of eviction: least
- * recent stamp; looking a prefix up stamps its beginning later than its end.
+ * only when it has none, and nobody holds it: the ends of chains go first. Which of them, a policy
+ * says: the least recently used (by stamps that clients write; looking a prefix up stamps its
+ * beginning later than its end), or the one that is worth least (alloc/worth.h).
  *
  * Pure logic over memory it is given: no system call, no clock, no thread. One owner: the daemon.
  */
@@ -22,8 +23,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "alloc/ghost.h"
 #include "alloc/heap.h"
 #include "alloc/prefix.h"
+#include "alloc/worth.h"
 #include "include/internal/shm.h"
 
 struct kv_book {
@@ -36,7 +39,26 @@ struct kv_book {
 	uint16_t owner; /* LEASED, TWIN, QUARANTINED: session slot */
 	uint8_t state;	/* enum kv_block_state */
 	bool in_lru;
+	bool went_on;	 /* CACHED: a block was cached behind it at some time */
+	uint16_t n_uses; /* CACHED: after the first; 65535 and more are one */
+	uint32_t depth;	 /* CACHED: blocks before it in its chain */
+	uint64_t last;	 /* CACHED: kv_books::now when it was last published or found */
 };
+
+struct kv_books;
+
+/*
+ * What goes first when room is needed: of the blocks that end a chain and that nobody holds, the one
+ * with the smallest score. A score may be out of date when it is too small, for others there is
+ * kv_books::refresh_in: so many evictions later all are worked out anew.
+ */
+struct kv_policy {
+	const char *name;
+	uint64_t (*score)(const struct kv_books *b, int32_t id);
+	bool fades; /* scores fall by themselves with time */
+};
+
+extern const struct kv_policy *const kv_policies[]; /* the default first; ends with NULL */
 
 struct kv_books {
 	const struct kv_shm_pool *head;
@@ -50,6 +72,11 @@ struct kv_books {
 	struct kv_heap_item *victims; /* scratch of kv_books_evict(), [n_victims_room] */
 	uint32_t n_victims_room;
 	uint64_t next_serial;
+	const struct kv_policy *policy; /* "lru" until it is set */
+	struct kv_worth worth;
+	struct kv_ghosts ghosts;
+	uint64_t now;	     /* counts uses of blocks */
+	uint32_t refresh_in; /* evictions */
 	uint32_t n_total, n_free, n_leased, n_cached, n_quarantined;
 	uint64_t n_published, n_duplicates, n_evicted, n_granted;
 };
@@ -88,6 +115,9 @@ enum kv_publish_answer {
 
 /* kv_books_publish() - an enum kv_publish_answer; -EINVAL for an op that can't be; -ENOMEM */
 int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op);
+
+/* kv_books_touch() - a lookup found @n blocks of a chain, the last of them @id. 0; -EINVAL */
+int kv_books_touch(struct kv_books *b, int32_t id, uint32_t n);
 
 /**
  * kv_books_evict() - make cached blocks free that nobody holds

@@ -45,6 +45,7 @@ struct kv_config {
 	uint32_t export_kind;	/* 0: auto */
 	uint64_t granule_bytes;
 	int loop_kind;
+	const struct kv_policy *policy; /* which cached blocks go first */
 };
 
 struct kv_gpu_unit {

@@ -28,6 +28,8 @@ static const char help[] =
 	"                       $XDG_RUNTIME_DIR/kvcached.sock\n"
 	"  --socket-mode MODE   permissions of the socket, octal; default 0660\n"
 	"  --event-loop KIND    auto, io_uring or epoll; default auto\n"
+	"  --policy NAME        which cached blocks go first: worth (learns it) or lru;\n"
+	"                       default worth\n"
 	"  --max-clients N      connections at a time; default 1024\n"
 	"  --log-level LEVEL    debug, info, warn or error; default info\n"
 	"  --help, --version\n"
@@ -120,8 +122,19 @@ static int parse_export(const char *text, struct kv_config *c)
 	return 0;
 }
 
+static int parse_policy(const char *text, struct kv_config *c)
+{
+	for (const struct kv_policy *const *p = kv_policies; *p; p++) {
+		if (!strcmp((*p)->name, text)) {
+			c->policy = *p;
+			return 0;
+		}
+	}
+	return kv_error(-EINVAL, "--policy: '%s' given; worth or lru is needed", text);
+}
+
 enum option_id { GPUS = 256, HOST, RESERVE, EXPORT, GRANULE, SOCKET, SOCKET_MODE, EVENT_LOOP,
-		 MAX_CLIENTS, LOG_LEVEL, HELP, VERSION, MOVER };
+		 POLICY, MAX_CLIENTS, LOG_LEVEL, HELP, VERSION, MOVER };
 
 static const struct option options[] = {
 	{ "gpus", required_argument, NULL, GPUS },
@@ -132,6 +145,7 @@ static const struct option options[] = {
 	{ "socket", required_argument, NULL, SOCKET },
 	{ "socket-mode", required_argument, NULL, SOCKET_MODE },
 	{ "event-loop", required_argument, NULL, EVENT_LOOP },
+	{ "policy", required_argument, NULL, POLICY },
 	{ "max-clients", required_argument, NULL, MAX_CLIENTS },
 	{ "log-level", required_argument, NULL, LOG_LEVEL },
 	{ "help", no_argument, NULL, HELP },
@@ -173,6 +187,8 @@ static int take_option(int id, const char *arg, struct kv_config *c, bool *gpus_
 		r = kv_loop_kind_parse(arg);
 		c->loop_kind = r;
 		return r < 0 ? r : 0;
+	case POLICY:
+		return parse_policy(arg, c);
 	case MAX_CLIENTS:
 		r = parse_number("--max-clients", arg, 10, 1000000, &n);
 		c->max_clients = (uint32_t)n;
@@ -220,7 +236,7 @@ int main(int argc, char **argv)
 {
 	static struct kv_daemon daemon;
 	struct kv_config config = { .socket_mode = 0660, .max_clients = 1024, .n_gpus = 1,
-				    .reserve_share = 0.9 };
+				    .reserve_share = 0.9, .policy = kv_policies[0] };
 	char path[KV_SOCKET_PATH_MAX];
 	bool gpus_given = false;
 	int id, r;

@@ -105,8 +105,10 @@ static int make_pages(struct kv_pool *pool)
 	*pool->head = head;
 	*(struct kv_shm_blocks *)pool->blocks =
 		(struct kv_shm_blocks){ .magic = KV_SHM_MAGIC, .abi = KV_SHM_ABI, .clock = 1 };
-	return kv_books_init(&pool->books, pool->head,
-			     (uint64_t *)((char *)pool->head + head.buckets_offset), pool->blocks);
+	r = kv_books_init(&pool->books, pool->head,
+			  (uint64_t *)((char *)pool->head + head.buckets_offset), pool->blocks);
+	pool->books.policy = pool->daemon->config.policy;
+	return r;
 }
 
 static int adopt_layout(struct kv_pool *pool, const struct kv_msg_pool_open *msg)

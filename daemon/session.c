@@ -212,6 +212,8 @@ void kv_session_drain(struct kv_session *s)
 		} else if (op.kind == KV_OP_PUBLISH) {
 			r = kv_books_publish(&s->pool->books, s->slot, &op);
 			s->n_published += r == KV_PUBLISHED;
+		} else if (op.kind == KV_OP_TOUCH && op.parent > 0) {
+			r = kv_books_touch(&s->pool->books, op.id, (uint32_t)op.parent);
 		}
 		if (r < 0) {
 			kv_log(KV_LOG_WARN, "session %llu: op %u on block %d, which isn't its own",

@@ -142,6 +142,7 @@ struct kv_pool {
 int kv_magazine_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout);
 int kv_magazine_push(struct kv_pool *pool, kv_block_id id); /* an idle lease */
 int kv_ops_post(struct kv_pool *pool, const struct kv_op *op);
+void kv_ops_try(struct kv_pool *pool, const struct kv_op *op); /* if the ring is half empty */
 void kv_ops_kick(struct kv_pool *pool);
 void kv_block_release(struct kv_pool *pool, kv_block_id id); /* one reference less */
 

@@ -99,6 +99,16 @@ int kv_ops_post(struct kv_pool *pool, const struct kv_op *op)
 	return 0;
 }
 
+void kv_ops_try(struct kv_pool *pool, const struct kv_op *op)
+{
+	int64_t room = kv_ring_writable(&pool->session->ops, pool->op_head, pool->op_capacity);
+
+	if (room > pool->op_capacity / 2)
+		kv_ops_post(pool, op);
+	else
+		kv_ops_kick(pool);
+}
+
 static void give_back(struct kv_pool *pool, kv_block_id id)
 {
 	struct kv_op op = { .kind = KV_OP_GIVE, .id = id };

@@ -101,6 +101,9 @@ KV_PUBLIC int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n,
 		seq->len = i * size;
 		seq->n_submitted = seq->n_settled = i;
 		kv_seq_stamp(seq, 0, i);
+		kv_ops_try(pool, &(struct kv_op){ .kind = KV_OP_TOUCH,
+						  .id = seq->table[i - 1],
+						  .parent = (int32_t)(i - first) });
 		kv_store_relaxed(&pool->session->hit_tokens,
 				 pool->session->hit_tokens + (i - first) * size);
 	}

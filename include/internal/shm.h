@@ -116,6 +116,7 @@ struct kv_shm_pool {
 enum kv_op_kind {
 	KV_OP_GIVE = 1,	   /* id: the block goes back */
 	KV_OP_PUBLISH = 2, /* id is complete: its chain parent, its key; tokens stand in the table */
+	KV_OP_TOUCH = 3,   /* a lookup found a chain: id is the last of `parent` blocks; may be lost */
 };
 
 struct kv_op {

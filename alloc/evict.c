@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which cached blocks go when room is needed: policies, what they know, and the going itself. */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "alloc/pool_parts.h"
+
+static void push_lru(struct kv_books *b, int32_t id, uint64_t stamp)
+{
+	int r = kv_heap_push(&b->lru, stamp, id);
+
+	assert(r == 0); /* kv_books_publish() has made room for all that is cached */
+	(void)r;
+	b->books[id].in_lru = true;
+}
+
+static void pop_lru(struct kv_books *b)
+{
+	b->books[b->lru.items[0].id].in_lru = false;
+	kv_heap_pop(&b->lru);
+}
+
+static uint64_t newest_stamp(const struct kv_books *b)
+{
+	return kv_load_relaxed(&((struct kv_shm_blocks *)b->shared)->clock);
+}
+
+/* Clients write stamps: none may be later than now, or a block could stay for ever. */
+static uint64_t score_lru(const struct kv_books *b, int32_t id)
+{
+	uint64_t stamp = kv_load_relaxed(&b->descriptors[id].stamp), now = newest_stamp(b);
+
+	return stamp < now ? stamp : now;
+}
+
+static uint8_t class_of(const struct kv_books *b, int32_t id)
+{
+	const struct kv_book *book = &b->books[id];
+
+	return kv_worth_class(book->n_uses, book->went_on,
+			      (uint64_t)book->depth * b->head->block_tokens);
+}
+
+static uint64_t score_worth(const struct kv_books *b, int32_t id)
+{
+	return kv_worth_score(&b->worth, class_of(b, id), b->now - b->books[id].last);
+}
+
+static const struct kv_policy worth = {"worth", score_worth, true};
+static const struct kv_policy lru = {"lru", score_lru, false};
+
+const struct kv_policy *const kv_policies[] = {&worth, &lru, NULL};
+
+/* Behind all others, until it is looked at again. */
+static uint64_t last_score(const struct kv_books *b)
+{
+	return b->policy->fades ? UINT64_MAX : newest_stamp(b) + 1;
+}
+
+static void use(struct kv_books *b, int32_t id, uint8_t class, uint64_t last)
+{
+	kv_worth_used(&b->worth, class, b->now - last);
+	b->books[id].n_uses += b->books[id].n_uses < UINT16_MAX;
+}
+
+/* A block that is published anew, and may have been here before. */
+void kv_books_remember(struct kv_books *b, int32_t id)
+{
+	struct kv_book *book = &b->books[id];
+	struct kv_ghost ghost;
+
+	b->now++;
+	book->n_uses = 0;
+	book->went_on = false;
+	if (kv_ghosts_take(&b->ghosts, book->key, &ghost)) {
+		book->n_uses = (uint16_t)ghost.n_uses;
+		use(b, id, ghost.class, ghost.last);
+	}
+	book->last = b->now;
+}
+
+int kv_books_touch(struct kv_books *b, int32_t id, uint32_t n)
+{
+	if (id < 0 || (uint32_t)id >= b->head->id_limit)
+		return -EINVAL;
+	if (n > b->books[id].depth)
+		n = b->books[id].depth + 1;
+	b->now += n;
+	/* Who found them may have let go since, and they may be gone or others by now. */
+	for (; n && id >= 0 && b->books[id].state == KV_BLOCK_CACHED; n--) {
+		use(b, id, class_of(b, id), b->books[id].last);
+		b->books[id].last = b->now;
+		id = b->books[id].parent;
+	}
+	return 0;
+}
+
+void kv_books_enlist(struct kv_books *b, int32_t id)
+{
+	push_lru(b, id, b->policy->score(b, id));
+}
+
+bool kv_books_is_held(const struct kv_books *b, int32_t id)
+{
+	uint64_t held = 0;
+
+	/* Pairs with the or in a client's pin (shm.h): either it sees EVICTING, or we see its bit.
+	 */
+	for (int i = 0; i < KV_HOLDER_WORDS; i++)
+		held |= kv_load_seq(&b->descriptors[id].holders[i]);
+	return held;
+}
+
+/* Takes a block without children out of reach, for kv_books_evict(). False: it's held. */
+static bool withdraw(struct kv_books *b, int32_t id)
+{
+	int32_t parent = b->books[id].parent;
+
+	if (kv_books_is_held(b, id))
+		return false;
+	kv_books_set_state(b, id, KV_BLOCK_EVICTING, 0);
+	if (kv_books_is_held(b, id)) {
+		kv_books_set_state(b, id, KV_BLOCK_CACHED, 0);
+		return false;
+	}
+	if (parent >= 0 && !--b->books[parent].n_children && !b->books[parent].in_lru)
+		kv_books_enlist(b, parent);
+	return true;
+}
+
+static void put_back(struct kv_books *b, struct kv_heap_item item)
+{
+	if (b->books[item.id].parent >= 0)
+		b->books[b->books[item.id].parent].n_children++;
+	kv_books_set_state(b, item.id, KV_BLOCK_CACHED, 0);
+	push_lru(b, item.id, item.stamp);
+}
+
+/* All scores anew: between two of these a block of a policy that fades can only seem worth more. */
+static void refresh(struct kv_books *b)
+{
+	for (uint32_t i = 0; i < b->lru.n; i++)
+		b->lru.items[i].stamp = b->policy->score(b, b->lru.items[i].id);
+	kv_heap_order(&b->lru);
+	b->refresh_in = b->lru.n / 16 + 16;
+}
+
+/*
+ * The blocks that the policy wants to go leave the heap for the front of `victims`: ends of chains,
+ * and then their parents. Those that are held are set aside at its back, so that each is tried
+ * once, and end up behind all others in the order.
+ */
+static uint32_t choose_victims(struct kv_books *b, uint32_t n)
+{
+	uint32_t found = 0, n_held = 0;
+
+	while (found < n && b->lru.n) {
+		struct kv_heap_item top;
+		uint64_t score;
+
+		if (b->policy->fades && !b->refresh_in)
+			refresh(b);
+		top = b->lru.items[0];
+		score = b->policy->score(b, top.id);
+		if (!b->books[top.id].n_children && score > top.stamp) {
+			kv_heap_restamp_top(&b->lru, score);
+			continue;
+		}
+		pop_lru(b);
+		if (b->books[top.id].n_children)
+			continue;
+		b->refresh_in -= b->refresh_in > 0;
+		if (withdraw(b, top.id))
+			b->victims[found++] = top;
+		else
+			b->victims[b->n_victims_room - ++n_held] = top;
+	}
+	for (; n_held; n_held--)
+		push_lru(b, b->victims[b->n_victims_room - n_held].id, last_score(b));
+	return found;
+}
+
+static void expired(const struct kv_ghost *ghost, void *arg)
+{
+	struct kv_books *b = arg;
+
+	kv_worth_unused(&b->worth, ghost->class, b->now - ghost->last);
+}
+
+/* It is gone, but if its tokens come again soon that says something about its like. */
+static void keep_ghost(struct kv_books *b, int32_t id)
+{
+	const struct kv_book *book = &b->books[id];
+	struct kv_ghost ghost = {.key = book->key,
+				 .last = book->last,
+				 .n_uses = book->n_uses,
+				 .class = class_of(b, id)};
+
+	kv_ghosts_add(&b->ghosts, &ghost, 3 * b->n_total, expired, b);
+}
+
+uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all)
+{
+	uint32_t found;
+
+	if (n > b->n_cached) {
+		if (all)
+			return 0;
+		n = b->n_cached;
+	}
+	if (b->n_cached > b->n_victims_room) {
+		uint32_t room = b->lru.room;
+		void *victims = realloc(b->victims, room * sizeof(*b->victims));
+
+		if (!victims)
+			return 0;
+		b->victims = victims;
+		b->n_victims_room = room;
+	}
+	found = choose_victims(b, n);
+	if (found < n && all) {
+		while (found)
+			put_back(b, b->victims[--found]);
+		return 0;
+	}
+	for (uint32_t i = 0; i < found; i++) {
+		kv_prefix_remove(&b->prefix, b->books[b->victims[i].id].key, b->victims[i].id);
+		keep_ghost(b, b->victims[i].id);
+		kv_books_push_free(b, b->victims[i].id);
+	}
+	b->n_cached -= found;
+	b->n_evicted += found;
+	return found;
+}

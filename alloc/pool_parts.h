@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What pool.c (states) and evict.c (which block goes) do for each other. */
+#ifndef KV_ALLOC_POOL_PARTS_H
+#define KV_ALLOC_POOL_PARTS_H
+
+#include "alloc/pool.h"
+
+/* pool.c: moves the books and their mirror to a state; counters are the caller's */
+void kv_books_set_state(struct kv_books *b, int32_t id, uint8_t state, uint16_t owner);
+void kv_books_push_free(struct kv_books *b, int32_t id); /* the generation moves on */
+
+/* evict.c: does any session hold it? */
+bool kv_books_is_held(const struct kv_books *b, int32_t id);
+/* evict.c: a block is published anew, and may have been here before */
+void kv_books_remember(struct kv_books *b, int32_t id);
+/* evict.c: it may be evicted from now on; kv_heap_reserve() has made room for all that is cached */
+void kv_books_enlist(struct kv_books *b, int32_t id);
+
+#endif

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* alloc/worth.c, ghost.c, evict.c: what is learned of blocks, and what it brings. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/alloc/pages.h"
+#include "tests/alloc/random.h"
+#include "tests/support/expect.h"
+
+/* ---- worth ---- */
+
+START_TEST(of_blocks_nothing_is_known_of_the_older_is_worth_less)
+{
+	static struct kv_worth w;
+
+	memset(&w, 0, sizeof(w));
+	for (uint64_t age = 0; age < 1u << 20; age = age * 2 + 1)
+		ck_assert_uint_gt(kv_worth_score(&w, 3, age), kv_worth_score(&w, 7, age * 2 + 1));
+}
+END_TEST
+
+/* Class 1 comes back after about 5,000 uses of blocks, nine times of ten; class 2 never does. */
+START_TEST(what_comes_back_outlives_what_does_not_however_fresh_that_is)
+{
+	static struct kv_worth w;
+	struct random r = {1};
+
+	memset(&w, 0, sizeof(w));
+	for (int i = 0; i < 20000; i++) {
+		if (random_below(&r, 10))
+			kv_worth_used(&w, 1, 4000 + random_below(&r, 2000));
+		else
+			kv_worth_unused(&w, 1, 50000);
+		kv_worth_unused(&w, 2, 50000);
+	}
+	ck_assert_uint_gt(kv_worth_score(&w, 1, 3000), kv_worth_score(&w, 2, 0));
+	/* It is worth more the nearer its time is, and little once that has passed. */
+	ck_assert_uint_gt(kv_worth_score(&w, 1, 3500), kv_worth_score(&w, 1, 0));
+	ck_assert_uint_gt(kv_worth_score(&w, 1, 0), kv_worth_score(&w, 1, 20000));
+}
+END_TEST
+
+START_TEST(what_is_learned_follows_a_load_that_changes)
+{
+	static struct kv_worth w;
+
+	memset(&w, 0, sizeof(w));
+	for (int i = 0; i < 50000; i++) {
+		kv_worth_used(&w, 1, 1000);
+		kv_worth_unused(&w, 2, 9000);
+	}
+	ck_assert_uint_gt(kv_worth_score(&w, 1, 500), kv_worth_score(&w, 2, 500));
+	for (int i = 0; i < 2000000; i++) {
+		kv_worth_used(&w, 2, 1000);
+		kv_worth_unused(&w, 1, 9000);
+	}
+	ck_assert_uint_gt(kv_worth_score(&w, 2, 500), kv_worth_score(&w, 1, 500));
+}
+END_TEST
+
+/* ---- ghosts ---- */
+
+static uint32_t n_expired;
+
+static void count_expired(const struct kv_ghost *ghost, void *arg)
+{
+	n_expired++;
+	expect(ghost->last == *(uint64_t *)arg, "ghosts expire in their order: %llu, %llu wanted",
+	       (unsigned long long)ghost->last, (unsigned long long)*(uint64_t *)arg);
+	++*(uint64_t *)arg;
+}
+
+START_TEST(the_last_evicted_are_remembered_and_the_oldest_expire_in_order)
+{
+	struct kv_ghosts g = {0};
+	struct kv_ghost ghost = {0}, got;
+	uint64_t next = 0;
+
+	n_expired = 0;
+	for (uint64_t i = 0; i < 5000; i++) {
+		ghost.key = (struct kv_key){i, (i + 1) * 0x9e3779b97f4a7c15ull};
+		ghost.last = i;
+		kv_ghosts_add(&g, &ghost, 1000, count_expired, &next);
+	}
+	ck_assert_uint_eq(n_expired, 4000);
+	ghost.key = (struct kv_key){10, 11 * 0x9e3779b97f4a7c15ull};
+	ck_assert(!kv_ghosts_take(&g, ghost.key, &got));
+	ghost.key = (struct kv_key){4990, 4991 * 0x9e3779b97f4a7c15ull};
+	ck_assert(kv_ghosts_take(&g, ghost.key, &got));
+	ck_assert_uint_eq(got.last, 4990);
+	/* It has come back: it is no ghost any more. */
+	ck_assert(!kv_ghosts_take(&g, ghost.key, &got));
+	kv_ghosts_deinit(&g);
+}
+END_TEST
+
+START_TEST(keys_that_share_a_place_of_the_table_are_told_apart)
+{
+	struct kv_ghosts g = {0};
+	struct kv_ghost ghost = {.key = {1, 77}}, got;
+	uint64_t next = 0;
+
+	kv_ghosts_add(&g, &ghost, 8, count_expired, &next);
+	ck_assert(!kv_ghosts_take(&g, (struct kv_key){2, 77}, &got));
+	ck_assert(kv_ghosts_take(&g, (struct kv_key){1, 77}, &got));
+	kv_ghosts_deinit(&g);
+}
+END_TEST
+
+/* ---- a load ---- */
+
+#define CAPACITY 400
+#define ROUNDS	 6000
+
+/* One prompt: found as far as it is cached, the rest computed, all let go. Return: blocks found. */
+static uint32_t ask(struct pages *p, int32_t prompt, uint32_t n)
+{
+	struct kv_key key = {0, 0};
+	uint64_t serial = 0, *clock = &((struct kv_shm_blocks *)p->shared)->clock;
+	int32_t ids[32];
+	uint32_t found = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		int32_t tokens[4] = {prompt, (int32_t)i, 0, 0}, id = -1;
+		struct kv_key next = pages_key(p, key, tokens);
+
+		if (found == i)
+			id = client_find(p, 0, next, serial, tokens);
+		if (id >= 0) {
+			found++;
+		} else {
+			if (!p->books.n_free)
+				ck_assert_uint_eq(kv_books_evict(&p->books, 1, true), 1);
+			kv_books_grant(&p->books, 0, 1, &id);
+			ck_assert_int_eq(client_publish(p, 0, id, i ? ids[i - 1] : -1, next, tokens,
+							*clock + n - i),
+					 KV_PUBLISHED);
+		}
+		ids[i] = id;
+		key = next;
+		serial = p->books.books[id].serial;
+	}
+	if (found)
+		kv_books_touch(&p->books, ids[found - 1], found);
+	*clock += n;
+	for (uint32_t i = 0; i < n; i++) {
+		kv_store_relaxed(&p->books.descriptors[ids[i]].stamp, *clock - i);
+		client_unpin(p, ids[i], 0);
+	}
+	return found;
+}
+
+/*
+ * A few prompts that come again and again, seldom enough that what is asked once in between would
+ * push them out: 40 of 5 blocks, one of them every other time, 20 blocks asked once the other time.
+ */
+static uint64_t blocks_found(const struct kv_policy *policy)
+{
+	struct pages p;
+	struct random r = {3};
+	uint64_t found = 0;
+
+	pages_init(&p, CAPACITY, 4);
+	p.books.policy = policy;
+	for (int32_t i = 0; i < ROUNDS; i++) {
+		if (i % 2)
+			found += ask(&p, (int32_t)random_below(&r, 40), 5);
+		else
+			ask(&p, 1000 + i, 20);
+		if (i % 500 == 0)
+			pages_check(&p, NULL, policy->name);
+	}
+	pages_check(&p, NULL, policy->name);
+	pages_deinit(&p);
+	return found;
+}
+
+START_TEST(prompts_that_come_again_outlive_a_flood_of_those_that_do_not)
+{
+	uint64_t worth = blocks_found(kv_policies[0]), lru = blocks_found(kv_policies[1]);
+	uint64_t all = (uint64_t)ROUNDS / 2 * 5;
+
+	ck_assert_str_eq(kv_policies[0]->name, "worth");
+	ck_assert_str_eq(kv_policies[1]->name, "lru");
+	expect(worth > all * 8 / 10, "worth found %llu of %llu", (unsigned long long)worth,
+	       (unsigned long long)all);
+	expect(worth > lru * 3 / 2, "worth found %llu, lru %llu of %llu", (unsigned long long)worth,
+	       (unsigned long long)lru, (unsigned long long)all);
+}
+END_TEST
+
+START_TEST(a_touch_of_what_is_not_cached_changes_nothing)
+{
+	struct pages p;
+
+	pages_init(&p, 4, 4);
+	ck_assert_int_eq(kv_books_touch(&p.books, -1, 1), -22);
+	ck_assert_int_eq(kv_books_touch(&p.books, (int32_t)p.head.id_limit, 1), -22);
+	ck_assert_int_eq(kv_books_touch(&p.books, 2, UINT32_MAX), 0);
+	ck_assert_uint_le(p.books.now, 1);
+	pages_check(&p, NULL, "touch");
+	pages_deinit(&p);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("alloc/policy");
+	TCase *tcase = tcase_create("policy");
+	SRunner *runner = srunner_create(suite);
+	int n_failed;
+
+	tcase_set_timeout(tcase, 60);
+	tcase_add_test(tcase, of_blocks_nothing_is_known_of_the_older_is_worth_less);
+	tcase_add_test(tcase, what_comes_back_outlives_what_does_not_however_fresh_that_is);
+	tcase_add_test(tcase, what_is_learned_follows_a_load_that_changes);
+	tcase_add_test(tcase, the_last_evicted_are_remembered_and_the_oldest_expire_in_order);
+	tcase_add_test(tcase, keys_that_share_a_place_of_the_table_are_told_apart);
+	tcase_add_test(tcase, prompts_that_come_again_outlive_a_flood_of_those_that_do_not);
+	tcase_add_test(tcase, a_touch_of_what_is_not_cached_changes_nothing);
+	suite_add_tcase(suite, tcase);
+	srunner_run_all(runner, CK_NORMAL);
+	n_failed = srunner_ntests_failed(runner);
+	srunner_free(runner);
+	return n_failed ? 1 : 0;
+}
