@@ -38,7 +38,10 @@ void kv_peer_send(struct kv_peer *peer, const void *msg, uint32_t size, const in
 	if (peer->fd < 0)
 		return;
 	r = kv_socket_send(peer->fd, msg, size, fds, n_fds, 1);
-	if (r < 0)
+	/* It may have ended, and its hang-up not been seen yet: no reason for a warning. */
+	if (r == -EPIPE || r == -ECONNRESET)
+		kv_peer_drop(peer, NULL);
+	else if (r < 0)
 		kv_peer_drop(peer, r == -EAGAIN ? "it doesn't read its answers" : strerror(-r));
 }
 

@@ -74,7 +74,10 @@ struct kv_daemon_stats daemon_stats(struct kv_client *client);
 /* session_stats() - of the first session of a process; false: it has none */
 bool session_stats(struct kv_client *client, pid_t pid, struct kv_session_stats *ret);
 
-/* books_balance() - kv_check() finds nothing, and the counts of all pools and devices add up */
+/* numbers_add_up() - the counts of all pools and devices */
+void numbers_add_up(struct kv_client *client);
+
+/* books_balance() - and kv_check() finds nothing */
 void books_balance(struct kv_client *client);
 
 #endif
