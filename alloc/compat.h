@@ -81,14 +81,15 @@
 	X(UNKNOWN_GROUP)                                                                           \
 	X(FLAT_TABLES_MISSING)                                                                     \
 	X(FLAT_GROUP_MISSING)                                                                      \
-	X(BAD_TABLE_WIDTH)                                                                         \
+	X(TABLE_WIDTH)                                                                         \
 	X(BAD_ROWS_PER_PAGE)                                                                       \
 	X(BAD_ENTRY_STRIDE)                                                                        \
 	X(SHAPE_NOT_MULTIPLE)                                                                      \
 	X(ALREADY_HASHED)                                                                          \
 	X(REF_UNDERFLOW)                                                                           \
 	X(NO_PAGES)                                                                                \
-	X(BAD_COMMIT_TARGET)                                                                       \
+	X(NOT_PAGE_ALIGNED)                                                                        \
+	X(TARGET_PAST_CURSOR)                                                                      \
 	X(NO_MEMORY)                                                                               \
 	X(OUT_OF_RANGE)
 

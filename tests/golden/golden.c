@@ -276,7 +276,23 @@ static void report(const char *id, int fault, const json_t *got, const json_t *e
 	fprintf(stderr, "\n");
 }
 
-static void run_vector(const char *id, const char *fn, const json_t *in, const json_t *expected,
+/* Errors inside an output: the class of the reference's language says nothing here. */
+static void drop_error_types(json_t *value)
+{
+	const char *key;
+	json_t *item;
+	size_t i;
+
+	json_array_foreach(value, i, item)
+		drop_error_types(item);
+	json_object_foreach(value, key, item) {
+		if (!strcmp(key, "error"))
+			json_object_del(item, "type");
+		drop_error_types(item);
+	}
+}
+
+static void run_vector(const char *id, const char *fn, const json_t *in, json_t *expected,
 		       const json_t *error)
 {
 	const struct golden_kind *kind = find(fn);
@@ -289,6 +305,7 @@ static void run_vector(const char *id, const char *fn, const json_t *in, const j
 		n_skipped++;
 		return;
 	}
+	drop_error_types(expected);
 	r = kind->run(in, &out);
 	passed = error ? same_error(error, r, out) : !r && same_output(expected, out, kind->optional);
 	if (passed)
