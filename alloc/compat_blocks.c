@@ -71,8 +71,8 @@ int kv_compat_blocks_free(struct kv_compat_blocks *p, const int32_t *ids, size_t
 		if (!ids[n])
 			continue;
 		if (b->refs < 1)
-			return kv_error(KV_FAULT_REF_UNDERFLOW, "block %d: freed and held by nobody",
-					ids[n]);
+			return kv_error(KV_FAULT_REF_UNDERFLOW,
+					"block %d: freed and held by nobody", ids[n]);
 		if (!--b->refs)
 			append_free(p, ids[n]);
 	}

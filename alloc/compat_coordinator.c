@@ -44,8 +44,8 @@ void kv_compat_hashes_extend(struct kv_compat_hashes *h, const int32_t *tokens, 
 			abort(); /* a simulation of a few hundred pages */
 	}
 	for (; h->n < n; h->n++) {
-		struct kv_compat_text prior = { h->n ? h->hash[h->n - 1] : NULL,
-						h->n ? KV_COMPAT_HASH : 0 };
+		struct kv_compat_text prior = {h->n ? h->hash[h->n - 1] : NULL,
+					       h->n ? KV_COMPAT_HASH : 0};
 
 		kv_compat_page_hash(prior, tokens + h->n * (size_t)base, (size_t)base, NULL, 0,
 				    h->hash[h->n]);
@@ -196,9 +196,9 @@ static int64_t n_expired(const struct kv_compat_cache *c, const struct kv_compat
 {
 	if (c->group[g].kind == KV_COMPAT_CACHE_FULL)
 		return 0;
-	return kv_max64(0, kv_min64((int64_t)t->list[g].n,
-				    kv_floor_div(computed - c->group[g].window + 1,
-						 c->group[g].block)));
+	return kv_max64(
+		0, kv_min64((int64_t)t->list[g].n,
+			    kv_floor_div(computed - c->group[g].window + 1, c->group[g].block)));
 }
 
 int64_t kv_compat_cache_credit(const struct kv_compat_cache *c, const struct kv_compat_tables *t,
@@ -220,7 +220,7 @@ void kv_compat_cache_expire(const struct kv_compat_cache *c, struct kv_compat_ta
 			    int64_t computed)
 {
 	for (size_t g = 0; g < c->n_groups; g++) {
-		struct kv_compat_ids batch = { 0 };
+		struct kv_compat_ids batch = {0};
 
 		for (int64_t i = n_expired(c, t, g, computed) - 1; i >= 0 && t->list[g].id[i];
 		     i--) {
@@ -266,8 +266,7 @@ void kv_compat_cache_register(const struct kv_compat_cache *c, const struct kv_c
 	}
 }
 
-bool kv_compat_cache_acquire(const struct kv_compat_cache *c, struct kv_compat_tables *t,
-			     int64_t n)
+bool kv_compat_cache_acquire(const struct kv_compat_cache *c, struct kv_compat_tables *t, int64_t n)
 {
 	if (kv_compat_cache_need(c, t, n) > c->pool->n_free)
 		return false;

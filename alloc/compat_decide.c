@@ -34,9 +34,9 @@ static void workp(struct work **w)
 
 static const char *arch_of(enum kv_compat_kind kind)
 {
-	return kind == KV_COMPAT_MLA || kind == KV_COMPAT_V4 ? "MLA" :
-	       kind == KV_COMPAT_DSA			      ? "DSA" :
-								"MHA";
+	return kind == KV_COMPAT_MLA || kind == KV_COMPAT_V4 ? "MLA"
+	       : kind == KV_COMPAT_DSA			     ? "DSA"
+							     : "MHA";
 }
 
 static int64_t state_bytes(const struct work *w)
@@ -63,7 +63,8 @@ static int measure(const struct kv_compat_server *s, struct work *w)
 	switch (s->kind) {
 	case KV_COMPAT_MHA:
 	case KV_COMPAT_GDN:
-		w->layer_cell = kv_compat_mha_cell(s->n_kv_heads, s->head_dim, s->attn_tp, itemsize);
+		w->layer_cell =
+			kv_compat_mha_cell(s->n_kv_heads, s->head_dim, s->attn_tp, itemsize);
 		break;
 	case KV_COMPAT_MLA:
 	case KV_COMPAT_DSA:
@@ -116,8 +117,8 @@ static int measure_v4(const struct kv_compat_server *s, int64_t block, struct wo
 
 static int measure_state(const struct kv_compat_server *s, struct work *w, int64_t *ret_block)
 {
-	struct kv_compat_component rows[2] = { { .group = "kv", .slot_bytes = w->layer_cell },
-					       { .group = "state" } };
+	struct kv_compat_component rows[2] = {{.group = "kv", .slot_bytes = w->layer_cell},
+					      {.group = "state"}};
 	int r;
 
 	r = kv_compat_gdn_state(&s->gdn, &w->state);
@@ -132,7 +133,7 @@ static int size_flat_state(struct work *w, int64_t block, int64_t *ret_pages)
 {
 	int64_t per_block = w->n_full * w->layer_cell * block + w->n_state * state_bytes(w) +
 			    w->draft_cell * block;
-	struct kv_compat_component all = { .const_bytes = per_block };
+	struct kv_compat_component all = {.const_bytes = per_block};
 	struct kv_compat_binding binding;
 	struct kv_compat_flat plan;
 	int r;
@@ -256,7 +257,7 @@ static int build_mha(const struct kv_compat_server *s, struct work *w, struct kv
 	pool.n_layers = 1;
 	pool.layers = "";
 	pool.has_state = false;
-	pool.window = (struct kv_compat_window){ 0 };
+	pool.window = (struct kv_compat_window){0};
 	r = kv_compat_mha_tensors(&pool, &w->mha);
 	if (r)
 		return r;

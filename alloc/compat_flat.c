@@ -10,7 +10,7 @@ size_t kv_compat_flat_components(const char *layers, int64_t kv_slot_bytes,
 				 const struct kv_compat_named_bytes *state, size_t n_state,
 				 struct kv_compat_component *ret_components)
 {
-	int64_t seen[256] = { 0 };
+	int64_t seen[256] = {0};
 	size_t n = 0;
 
 	for (size_t i = 0; layers[i]; i++) {
@@ -80,9 +80,10 @@ static int check_blocks(int64_t budget, int64_t per_block, int64_t *ret_n_blocks
 		return kv_error(KV_FAULT_DIVISION_BY_ZERO, "components: a block has 0 bytes");
 	n_blocks = kv_floor_div(budget, per_block);
 	if (n_blocks <= 1) /* block 0 is the null block */
-		return kv_error(KV_FAULT_BUDGET_TOO_SMALL,
-				"budget: %lld bytes given, %lld needed for the null block and one more",
-				(long long)budget, (long long)(2 * per_block));
+		return kv_error(
+			KV_FAULT_BUDGET_TOO_SMALL,
+			"budget: %lld bytes given, %lld needed for the null block and one more",
+			(long long)budget, (long long)(2 * per_block));
 	*ret_n_blocks = n_blocks;
 	return 0;
 }
@@ -103,8 +104,8 @@ int kv_compat_flat_plan(const struct kv_compat_component *components, size_t n,
 		ret_bindings[i] = (struct kv_compat_binding){
 			.tensor = (int64_t)i,
 			.component = i,
-			.bytes = components[i].slot_bytes * block_tokens +
-				 components[i].const_bytes,
+			.bytes =
+				components[i].slot_bytes * block_tokens + components[i].const_bytes,
 		};
 	*ret_plan = (struct kv_compat_flat){
 		.block_tokens = block_tokens,

@@ -125,7 +125,7 @@ int kv_compat_groups(const char *layers, const struct kv_compat_window *window, 
 
 void kv_compat_occurrence(const char *layers, int64_t *ret_index)
 {
-	int64_t seen[256] = { 0 };
+	int64_t seen[256] = {0};
 
 	for (size_t i = 0; layers[i]; i++)
 		ret_index[i] = seen[(unsigned char)layers[i]]++;
@@ -208,7 +208,8 @@ int kv_compat_page_counts(const struct kv_compat_group *groups, size_t n,
 		extra = live * kv_ceil_div(load->overlap_depth * load->decode_tokens, raw);
 		if (g->retention == KV_COMPAT_SLIDING) {
 			ret_pages[i] =
-				live * kv_ceil_div(kv_min64(g->window - 1, load->max_context), raw) +
+				live * kv_ceil_div(kv_min64(g->window - 1, load->max_context),
+						   raw) +
 				kv_ceil_div(kv_min64(load->max_scheduled, total), raw) + live +
 				extra + 1 + load->margin;
 			continue;

@@ -56,8 +56,8 @@ static void compress(struct sha256 *s)
 
 static void start(struct sha256 *s)
 {
-	static const uint32_t h[8] = { 0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-				       0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19 };
+	static const uint32_t h[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+				      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
 
 	memcpy(s->h, h, sizeof(h));
 	s->len = 0;
@@ -76,8 +76,8 @@ static void update(struct sha256 *s, const void *data, size_t n)
 
 static void update_u32(struct sha256 *s, uint32_t x)
 {
-	update(s, (uint8_t[]){ (uint8_t)x, (uint8_t)(x >> 8), (uint8_t)(x >> 16),
-			       (uint8_t)(x >> 24) },
+	update(s,
+	       (uint8_t[]){(uint8_t)x, (uint8_t)(x >> 8), (uint8_t)(x >> 16), (uint8_t)(x >> 24)},
 	       4);
 }
 
@@ -89,7 +89,7 @@ static void finish(struct sha256 *s, uint8_t ret_hash[KV_COMPAT_HASH])
 	while (s->len % 64 != 56)
 		update(s, "", 1);
 	for (int i = 7; i >= 0; i--)
-		update(s, (uint8_t[]){ (uint8_t)(bits >> (8 * i)) }, 1);
+		update(s, (uint8_t[]){(uint8_t)(bits >> (8 * i))}, 1);
 	for (int i = 0; i < 32; i++)
 		ret_hash[i] = (uint8_t)(s->h[i / 4] >> (24 - 8 * (i % 4)));
 }
@@ -128,13 +128,13 @@ void kv_compat_fold_hash(const uint8_t (*hashes)[KV_COMPAT_HASH], size_t n,
 	}
 	for (size_t i = 0; i < n; i++) {
 		char hex[2 * KV_COMPAT_HASH];
-		struct kv_compat_text extra = { hex, sizeof(hex) };
+		struct kv_compat_text extra = {hex, sizeof(hex)};
 
 		for (size_t k = 0; k < KV_COMPAT_HASH; k++) {
 			hex[2 * k] = digits[hashes[i][k] >> 4];
 			hex[2 * k + 1] = digits[hashes[i][k] & 15];
 		}
-		kv_compat_page_hash((struct kv_compat_text){ r, prior }, NULL, 0, &extra, 1, r);
+		kv_compat_page_hash((struct kv_compat_text){r, prior}, NULL, 0, &extra, 1, r);
 		prior = KV_COMPAT_HASH;
 	}
 	memcpy(ret_hash, r, KV_COMPAT_HASH);

@@ -80,7 +80,7 @@ void kv_compat_extend_tracks(int64_t page_size, int64_t chunk, int64_t conv_len,
 		int64_t inside = kv_floor_div(final, page_size) * page_size - prefix_lens[i];
 
 		ret->query_start[i + 1] = ret->query_start[i] + new;
-		if (track[i] >= 0 && inside > 0 && inside < new && inside % chunk == 0)
+		if (track[i] >= 0 && inside > 0 && inside < new &&inside % chunk == 0)
 			ret->tracks[ret->n_tracks++] = (struct kv_compat_track){
 				.source = after + inside / chunk - 1,
 				.source_before = before + inside / chunk,

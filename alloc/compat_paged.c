@@ -111,23 +111,22 @@ int kv_compat_paged_commit(struct kv_compat_paged *p, int64_t target, bool state
 			   struct kv_compat_ids *ret_segment, int64_t *ret_base)
 {
 	int64_t raw = p->rows * p->stride, n;
-	struct kv_compat_ids dropped = { 0 };
+	struct kv_compat_ids dropped = {0};
 
 	*ret_base = 0;
-	if (target % raw)
-		return kv_error(KV_FAULT_NOT_PAGE_ALIGNED, "%lld is no multiple of a page of %lld",
-				(long long)target, (long long)raw);
 	if (target > p->cursor)
 		return kv_error(KV_FAULT_TARGET_PAST_CURSOR, "%lld is past the cursor %lld",
 				(long long)target, (long long)p->cursor);
+	if (target % raw)
+		return kv_error(KV_FAULT_NOT_PAGE_ALIGNED, "%lld is no multiple of a page of %lld",
+				(long long)target, (long long)raw);
 	if (target <= p->committed)
 		return 0;
 	if (state)
 		kv_compat_paged_skip(p, kv_max64(0, target - p->window), &dropped);
 	free(dropped.id);
 	n = target / raw - p->base - (int64_t)p->n_borrowed;
-	if (n > 0)
-		*ret_base = p->base + (int64_t)p->n_borrowed;
+	*ret_base = p->base + (int64_t)p->n_borrowed;
 	for (int64_t i = 0; i < n; i++)
 		kv_compat_ids_push(ret_segment, p->pages.id[p->n_borrowed++]);
 	p->committed = target;

@@ -26,14 +26,15 @@ static const char *stored_as(const char *dtype)
 static int check_state(const struct kv_compat_mha_pool *pool)
 {
 	struct kv_compat_component rows[3] = {
-		{ .group = "kv", .slot_bytes = pool->local_heads * pool->head_dim * 2 *
-					       kv_compat_itemsize(pool->dtype) },
-		{ .group = "state",
-		  .const_bytes = kv_compat_shape_bytes(pool->conv_shape, pool->n_conv_dims,
-						       kv_compat_itemsize(pool->conv_dtype)) },
-		{ .group = "state",
-		  .const_bytes = kv_compat_shape_bytes(pool->ssm_shape, pool->n_ssm_dims,
-						       kv_compat_itemsize(pool->ssm_dtype)) },
+		{.group = "kv",
+		 .slot_bytes =
+			 pool->local_heads * pool->head_dim * 2 * kv_compat_itemsize(pool->dtype)},
+		{.group = "state",
+		 .const_bytes = kv_compat_shape_bytes(pool->conv_shape, pool->n_conv_dims,
+						      kv_compat_itemsize(pool->conv_dtype))},
+		{.group = "state",
+		 .const_bytes = kv_compat_shape_bytes(pool->ssm_shape, pool->n_ssm_dims,
+						      kv_compat_itemsize(pool->ssm_dtype))},
 	};
 	int64_t equalized;
 	int r;
@@ -64,8 +65,8 @@ static int publish_groups(const struct kv_compat_mha_pool *pool, struct kv_compa
 
 int kv_compat_mha_tensors(const struct kv_compat_mha_pool *pool, struct kv_compat_mha_out *ret_out)
 {
-	int64_t kv[] = { pool->tokens + pool->page_size, pool->local_heads, pool->head_dim };
-	int64_t slab, n_kv = 0, occurrence[KV_COMPAT_MAX_LAYERS] = { 0 };
+	int64_t kv[] = {pool->tokens + pool->page_size, pool->local_heads, pool->head_dim};
+	int64_t slab, n_kv = 0, occurrence[KV_COMPAT_MAX_LAYERS] = {0};
 	struct kv_compat_mha_out *out = ret_out;
 	size_t n_labels = strlen(pool->layers);
 	bool flat_state;
@@ -139,19 +140,18 @@ int kv_compat_mla_tensors(const struct kv_compat_mla_pool *pool,
 	}
 	for (size_t l = 0; l < pool->n_layers; l++) {
 		if (pool->per_token_head) {
-			add(t, (int64_t[]){ slots, 1, pool->lora }, 3, stored_as(pool->dtype),
+			add(t, (int64_t[]){slots, 1, pool->lora}, 3, stored_as(pool->dtype),
 			    "kv_cache");
-			add(t, (int64_t[]){ slots, 1, 1 }, 3, "float32", "kv_cache");
-			add(t, (int64_t[]){ slots, 1, pool->rope }, 3, pool->model_dtype,
-			    "kv_cache");
+			add(t, (int64_t[]){slots, 1, 1}, 3, "float32", "kv_cache");
+			add(t, (int64_t[]){slots, 1, pool->rope}, 3, pool->model_dtype, "kv_cache");
 		} else {
-			add(t, (int64_t[]){ slots, 1, pool->lora + pool->rope }, 3,
+			add(t, (int64_t[]){slots, 1, pool->lora + pool->rope}, 3,
 			    stored_as(pool->dtype), "kv_cache");
 		}
 	}
 	/* D: outside the region that sleep and wake know about. */
 	for (size_t l = 0; index_row && l < pool->n_layers; l++)
-		add(t, (int64_t[]){ slots, index_row }, 2, "uint8", "default");
+		add(t, (int64_t[]){slots, index_row}, 2, "uint8", "default");
 	*ret_page_bytes = t->total_bytes / slots * pool->page_size;
 	return 0;
 }
@@ -160,7 +160,7 @@ void kv_compat_mamba_tensors(const struct kv_compat_mamba_pool *pool,
 			     struct kv_compat_mamba_out *ret_out)
 {
 	struct kv_compat_mamba_out *out = ret_out;
-	int64_t conv[5] = { pool->n_layers }, ssm[5] = { pool->n_layers };
+	int64_t conv[5] = {pool->n_layers}, ssm[5] = {pool->n_layers};
 
 	memset(out, 0, sizeof(*out));
 	out->current_size = pool->max_requests > 0 ? pool->max_requests + 1 : pool->size;
@@ -183,7 +183,7 @@ int kv_compat_v4_tensors(const struct kv_compat_v4 *v4, int64_t tokens, int64_t 
 	struct kv_compat_tensors *t = ret_tensors;
 	struct kv_compat_group groups[KV_COMPAT_V4_GROUPS];
 	int64_t page_bytes[KV_COMPAT_V4_GROUPS];
-	int64_t swa = 0, states[2] = { 0 }, kv[2] = { 0 }, indexer = 0;
+	int64_t swa = 0, states[2] = {0}, kv[2] = {0}, indexer = 0;
 	struct kv_compat_load l = *load;
 	size_t n;
 	int r;
@@ -216,21 +216,21 @@ int kv_compat_v4_tensors(const struct kv_compat_v4 *v4, int64_t tokens, int64_t 
 		int64_t ratio = v4->ratio[i];
 		int k = ratio == 128;
 
-		add(t, (int64_t[]){ swa, kv_compat_v4_block_bytes(v4, 64) }, 2, "uint8", NULL);
+		add(t, (int64_t[]){swa, kv_compat_v4_block_bytes(v4, 64)}, 2, "uint8", NULL);
 		if (ratio == 1)
 			continue;
 		add(t,
-		    (int64_t[]){ kv[k], kv_compat_v4_block_bytes(
-						v4, kv_compat_v4_storage_rows(v4, ratio)) },
+		    (int64_t[]){kv[k],
+				kv_compat_v4_block_bytes(v4, kv_compat_v4_storage_rows(v4, ratio))},
 		    2, "uint8", NULL);
 		add(t,
-		    (int64_t[]){ states[k], kv_compat_v4_state_rows(v4, ratio),
-				 2 * kv_compat_v4_state_width(v4, ratio) },
+		    (int64_t[]){states[k], kv_compat_v4_state_rows(v4, ratio),
+				2 * kv_compat_v4_state_width(v4, ratio)},
 		    3, "float32", NULL);
 		if (ratio != 4)
 			continue;
-		add(t, (int64_t[]){ kv[0], kv_compat_v4_indexer_page_bytes(v4) }, 2, "uint8", NULL);
-		add(t, (int64_t[]){ indexer, 4, 4 * v4->index_head_dim }, 3, "float32", NULL);
+		add(t, (int64_t[]){kv[0], kv_compat_v4_indexer_page_bytes(v4)}, 2, "uint8", NULL);
+		add(t, (int64_t[]){indexer, 4, 4 * v4->index_head_dim}, 3, "float32", NULL);
 	}
 	return 0;
 }

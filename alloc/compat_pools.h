@@ -210,12 +210,12 @@ struct kv_compat_decision {
 	int64_t n_chunks;
 	int64_t mamba_rows, mamba_base; /* 0: no such pool */
 	const char *backend_class;
-	const char *full_class;	   /* the full-attention half of a hybrid; NULL: no hybrid */
+	const char *full_class; /* the full-attention half of a hybrid; NULL: no hybrid */
 	bool flat_state_active;
-	const char *draft_class;   /* NULL: no draft */
+	const char *draft_class;    /* NULL: no draft */
 	const char *server_backend; /* the option after forcing; NULL: unset */
 	size_t pool_layers, draft_layers;
-	bool mapped; /* layers reach the pool through a map */
+	bool mapped;		     /* layers reach the pool through a map */
 	int64_t map_first, map_step; /* layer map_first + i*map_step is pool layer i */
 	struct kv_compat_group groups[KV_COMPAT_MAX_LAYERS], draft_groups[2];
 	size_t n_groups, n_draft_groups;

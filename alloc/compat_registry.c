@@ -10,25 +10,25 @@ static const struct backend {
 	const char *name, *arch, *class;
 	bool nvidia_only;
 } backends[] = {
-	{ "mha", "MHA", "MHAAttnBackend", false },
-	{ "fa3", "MHA", "MHAAttnBackend", false },
-	{ "fa4", "MHA", "MHAAttnBackend", false },
-	{ "triton", "MHA", "MHAAttnBackend", false },
-	{ "flashinfer", "MHA", "MHAAttnBackend", false },
-	{ "trtllm", "MHA", "TRTLLMMHAAttnBackend", true },
-	{ "mla", "MLA", "MLAAttnBackend", false },
-	{ "flashmla", "MLA", "FlashMLABackend", true },
-	{ "trtllm_mla", "MLA", "TRTLLMMLABackend", true },
-	{ "tokenspeed_mla", "MLA", "CuteDSLMLABackend", true },
-	{ "deepseek_v4", "MLA", "DeepseekV4AttentionBackend", true },
-	{ "dsa", "DSA", "DSABackend", false },
+	{"mha", "MHA", "MHAAttnBackend", false},
+	{"fa3", "MHA", "MHAAttnBackend", false},
+	{"fa4", "MHA", "MHAAttnBackend", false},
+	{"triton", "MHA", "MHAAttnBackend", false},
+	{"flashinfer", "MHA", "MHAAttnBackend", false},
+	{"trtllm", "MHA", "TRTLLMMHAAttnBackend", true},
+	{"mla", "MLA", "MLAAttnBackend", false},
+	{"flashmla", "MLA", "FlashMLABackend", true},
+	{"trtllm_mla", "MLA", "TRTLLMMLABackend", true},
+	{"tokenspeed_mla", "MLA", "CuteDSLMLABackend", true},
+	{"deepseek_v4", "MLA", "DeepseekV4AttentionBackend", true},
+	{"dsa", "DSA", "DSABackend", false},
 };
 
 #define N_BACKENDS (sizeof(backends) / sizeof(backends[0]))
 
 static const struct {
 	const char *arch, *name;
-} defaults[] = { { "MHA", "mha" }, { "MLA", "mla" }, { "DSA", "dsa" } };
+} defaults[] = {{"MHA", "mha"}, {"MLA", "mla"}, {"DSA", "dsa"}};
 
 static int unknown(const char *name, bool nvidia)
 {
@@ -57,8 +57,8 @@ int kv_compat_backend(const char *name, const char *arch, bool nvidia, const cha
 	}
 	if (!known_arch)
 		return name ? kv_error(KV_FAULT_UNSUPPORTED_ARCH,
-				       "architecture: '%s' given; MHA, MLA, DSA exist", arch) :
-			      kv_error(KV_FAULT_NO_DEFAULT_BACKEND,
+				       "architecture: '%s' given; MHA, MLA, DSA exist", arch)
+			    : kv_error(KV_FAULT_NO_DEFAULT_BACKEND,
 				       "architecture: '%s' has no default backend", arch);
 	if (!strcmp(name, "trtllm_mha"))
 		name = "trtllm";

@@ -8,9 +8,9 @@
 
 const char *kv_fault_name(int fault)
 {
-	static const char *const names[] = { "",
+	static const char *const names[] = {"",
 #define KV_FAULT_ITEM(name) #name,
-					     KV_FAULTS(KV_FAULT_ITEM)
+					    KV_FAULTS(KV_FAULT_ITEM)
 #undef KV_FAULT_ITEM
 	};
 
@@ -25,9 +25,8 @@ int64_t kv_compat_itemsize(const char *dtype)
 		const char *name;
 		int64_t bytes;
 	} types[] = {
-		{ "float32", 4 },	{ "int32", 4 }, { "bfloat16", 2 }, { "float16", 2 },
-		{ "float8_e4m3fn", 1 }, { "uint8", 1 }, { "int8", 1 },	   { "float64", 8 },
-		{ "int64", 8 },
+		{"float32", 4}, {"int32", 4}, {"bfloat16", 2}, {"float16", 2}, {"float8_e4m3fn", 1},
+		{"uint8", 1},	{"int8", 1},  {"float64", 8},  {"int64", 8},
 	};
 
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
@@ -60,8 +59,8 @@ int64_t kv_compat_shape_bytes(const int64_t *shape, size_t n_dims, int64_t items
 
 int kv_compat_gdn_state(const struct kv_compat_gdn *gdn, struct kv_compat_state *ret_state)
 {
-	int64_t channels = 2 * gdn->key_head_dim * gdn->n_key_heads +
-			   gdn->value_head_dim * gdn->n_value_heads;
+	int64_t channels =
+		2 * gdn->key_head_dim * gdn->n_key_heads + gdn->value_head_dim * gdn->n_value_heads;
 	struct kv_compat_state s;
 
 	if (gdn->attn_tp < 1 || channels % gdn->attn_tp || gdn->n_value_heads % gdn->attn_tp)

@@ -46,8 +46,8 @@ int kv_compat_state_blocks(const struct kv_compat_table *table, int64_t page_siz
 			   int32_t *ret_in, int32_t *ret_out)
 {
 	for (size_t i = 0; i < table->n_rows; i++) {
-		ret_in[i] = before[i] > 0 ? at(table, i, kv_floor_div(before[i] - 1, page_size)) :
-					    0;
+		ret_in[i] =
+			before[i] > 0 ? at(table, i, kv_floor_div(before[i] - 1, page_size)) : 0;
 		ret_out[i] = at(table, i, kv_floor_div(after[i] - 1, page_size));
 	}
 	return validate ? check_state(table, page_size, before, after, ret_in, ret_out) : 0;
@@ -109,8 +109,8 @@ int kv_compat_check_delivered(const char *const *captured, size_t n_captured,
 		for (k = 0; k < n_delivered && strcmp(captured[i], delivered[k]); k++)
 			;
 		if (k == n_delivered)
-			return kv_error(KV_FAULT_FLAT_GROUP_MISSING, "replay: no table for group %s",
-					captured[i]);
+			return kv_error(KV_FAULT_FLAT_GROUP_MISSING,
+					"replay: no table for group %s", captured[i]);
 	}
 	return 0;
 }

@@ -108,8 +108,8 @@ int64_t kv_compat_v4_cell_bytes(const struct kv_compat_v4 *v4)
 		cell += kv_ceil_div(kv_compat_v4_block_bytes(v4, page), page);
 		if (r == 1)
 			continue;
-		cell += kv_ceil_div(
-			kv_compat_v4_block_bytes(v4, kv_compat_v4_storage_rows(v4, r)), page);
+		cell += kv_ceil_div(kv_compat_v4_block_bytes(v4, kv_compat_v4_storage_rows(v4, r)),
+				    page);
 		cell += kv_compat_v4_state_width(v4, r) * 8;
 		if (r == 4)
 			cell += kv_ceil_div(kv_compat_v4_indexer_page_bytes(v4), page) +
@@ -121,8 +121,8 @@ int64_t kv_compat_v4_cell_bytes(const struct kv_compat_v4 *v4)
 size_t kv_compat_v4_groups(const struct kv_compat_v4 *v4, struct kv_compat_group *ret_groups,
 			   int64_t *ret_page_bytes)
 {
-	static const int64_t ratios[] = { 4, 128 };
-	int64_t n_of[2] = { 0 };
+	static const int64_t ratios[] = {4, 128};
+	int64_t n_of[2] = {0};
 	size_t n = 0;
 
 	for (size_t i = 0; i < v4->n_layers; i++) {
@@ -257,8 +257,8 @@ int kv_compat_v4_fp4_row(int64_t row_bytes, int64_t ret_dims[3])
 {
 	/* 32 values: 16 bytes and a scale byte */
 	if (row_bytes < 0 || row_bytes % 17)
-		return kv_error(KV_FAULT_V4_ROW_BYTES_MISALIGNED, "row of %lld bytes: no multiple of 17",
-				(long long)row_bytes);
+		return kv_error(KV_FAULT_V4_ROW_BYTES_MISALIGNED,
+				"row of %lld bytes: no multiple of 17", (long long)row_bytes);
 	ret_dims[0] = row_bytes / 17 * 32;
 	ret_dims[1] = row_bytes / 17 * 16;
 	ret_dims[2] = row_bytes / 17;

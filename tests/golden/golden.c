@@ -13,13 +13,13 @@
 #include "include/internal/error.h"
 #include "tests/golden/golden.h"
 
-static const struct golden_kind *const tables[] = { golden_sizes, golden_v4,	 golden_pools,
-						    golden_slots, golden_traces, golden_vllm };
+static const struct golden_kind *const tables[] = {golden_sizes, golden_v4,	golden_pools,
+						   golden_slots, golden_traces, golden_vllm};
 
 static struct chunk {
 	struct chunk *next;
 	max_align_t data[];
-} *chunks;
+} * chunks;
 
 static int n_passed, n_failed, n_skipped;
 
@@ -116,14 +116,14 @@ int32_t *in_table(const json_t *in, const char *key, size_t *ret_rows, size_t *r
 
 static struct kv_compat_value value_of(const json_t *v)
 {
-	struct kv_compat_value value = { .kind = KV_COMPAT_OTHER };
+	struct kv_compat_value value = {.kind = KV_COMPAT_OTHER};
 
 	if (json_is_null(v) || !v)
 		value.kind = KV_COMPAT_NULL;
 	else if (json_is_boolean(v))
-		value = (struct kv_compat_value){ KV_COMPAT_BOOL, json_is_true(v) };
+		value = (struct kv_compat_value){KV_COMPAT_BOOL, json_is_true(v)};
 	else if (json_is_integer(v))
-		value = (struct kv_compat_value){ KV_COMPAT_INT, json_integer_value(v) };
+		value = (struct kv_compat_value){KV_COMPAT_INT, json_integer_value(v)};
 	else if (json_is_array(v))
 		value.kind = KV_COMPAT_LIST;
 	return value;
@@ -134,7 +134,7 @@ void in_window(const json_t *in, const char *key, struct kv_compat_window *ret_w
 	const json_t *v = json_object_get(in, key);
 	struct kv_compat_value *list;
 
-	*ret_window = (struct kv_compat_window){ .scalar = value_of(v) };
+	*ret_window = (struct kv_compat_window){.scalar = value_of(v)};
 	if (!json_is_array(v))
 		return;
 	list = golden_alloc(json_array_size(v), sizeof(*list));
@@ -220,10 +220,10 @@ static bool same_error(const json_t *expected, int fault, const json_t *details)
 
 	if (fault <= 0 || strcmp(in_text(expected, "kind", ""), kv_fault_name(fault)))
 		return false;
-	json_object_foreach((json_t *)expected, key, value)
-		if (strcmp(key, "kind") && strcmp(key, "type") && details &&
-		    !json_equal(value, json_object_get(details, key)))
-			return false;
+	json_object_foreach(
+		(json_t *)expected, key,
+		value) if (strcmp(key, "kind") && strcmp(key, "type") && details &&
+			   !json_equal(value, json_object_get(details, key))) return false;
 	return true;
 }
 
@@ -237,7 +237,8 @@ static bool same_value(const json_t *expected, const json_t *got)
 		return true;
 	if (!json_is_array(expected) || !json_is_array(got))
 		return false;
-	json_array_foreach(expected, i, run) {
+	json_array_foreach(expected, i, run)
+	{
 		if (json_array_size(run) != 2)
 			return false;
 		for (json_int_t n = json_integer_value(json_array_get(run, 1)); n > 0; n--)
@@ -254,10 +255,10 @@ static bool same_output(const json_t *expected, const json_t *got, const char *o
 
 	if (!json_is_object(expected) || !got)
 		return json_equal(expected, got);
-	json_object_foreach((json_t *)expected, key, value)
-		if (!(optional && json_is_null(value) && !strcmp(key, optional)) &&
-		    !same_value(value, json_object_get(got, key)))
-			return false;
+	json_object_foreach(
+		(json_t *)expected, key,
+		value) if (!(optional && json_is_null(value) && !strcmp(key, optional)) &&
+			   !same_value(value, json_object_get(got, key))) return false;
 	return true;
 }
 
@@ -267,7 +268,8 @@ static void report(const char *id, int fault, const json_t *got, const json_t *e
 	if (!getenv("KV_GOLDEN_VERBOSE"))
 		return;
 	if (fault)
-		fprintf(stderr, "  fault %d %s: %s\n", fault, kv_fault_name(fault), kv_error_text());
+		fprintf(stderr, "  fault %d %s: %s\n", fault, kv_fault_name(fault),
+			kv_error_text());
 	fprintf(stderr, "  expected ");
 	json_dumpf(expected, stderr, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS);
 	fprintf(stderr, "\n  got      ");
@@ -283,9 +285,9 @@ static void drop_error_types(json_t *value)
 	json_t *item;
 	size_t i;
 
-	json_array_foreach(value, i, item)
-		drop_error_types(item);
-	json_object_foreach(value, key, item) {
+	json_array_foreach(value, i, item) drop_error_types(item);
+	json_object_foreach(value, key, item)
+	{
 		if (!strcmp(key, "error"))
 			json_object_del(item, "type");
 		drop_error_types(item);
@@ -307,7 +309,8 @@ static void run_vector(const char *id, const char *fn, const json_t *in, json_t 
 	}
 	drop_error_types(expected);
 	r = kind->run(in, &out);
-	passed = error ? same_error(error, r, out) : !r && same_output(expected, out, kind->optional);
+	passed = error ? same_error(error, r, out)
+		       : !r && same_output(expected, out, kind->optional);
 	if (passed)
 		n_passed++;
 	else
@@ -330,9 +333,9 @@ static void run_file(const char *path)
 		n_failed++;
 		return;
 	}
-	json_array_foreach(json_object_get(file, "vectors"), i, v)
-		run_vector(in_text(v, "id", "?"), in_text(v, "fn", "?"), json_object_get(v, "input"),
-			   json_object_get(v, "output"), json_object_get(v, "error"));
+	json_array_foreach(json_object_get(file, "vectors"), i, v) run_vector(
+		in_text(v, "id", "?"), in_text(v, "fn", "?"), json_object_get(v, "input"),
+		json_object_get(v, "output"), json_object_get(v, "error"));
 	json_array_foreach(json_object_get(file, "cases"), i, v)
 		run_vector(in_text(v, "id", "?"), in_text(file, "suite", "?"),
 			   json_object_get(v, "in"), json_object_get(v, "out"), NULL);

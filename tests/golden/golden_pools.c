@@ -87,9 +87,9 @@ static int mha_pool(const json_t *in, json_t **ret_out)
 	buffers = json_array();
 	specs = json_array();
 	for (size_t l = 0; l < pool.n_layers; l++)
-		json_array_append_new(buffers, out->k_buffer[l] < 0 ?
-						       json_null() :
-						       json_integer(out->k_buffer[l]));
+		json_array_append_new(buffers, out->k_buffer[l] < 0
+						       ? json_null()
+						       : json_integer(out->k_buffer[l]));
 	for (size_t i = 0; i < out->n_groups; i++)
 		json_array_append_new(specs, out_group(&out->groups[i]));
 	*ret_out = json_pack("{s:o, s:I, s:o, s:[I, I], s:b, s:I, s:o, s:o, s:o}", "tensors",
@@ -127,8 +127,8 @@ static int latent_pool(const json_t *in, json_t **ret_out)
 		json_t *of_layer = json_array();
 
 		for (int64_t k = 0; k < parts + !!pool.index_head_dim; k++)
-			json_array_append_new(
-				of_layer, json_integer(k * (int64_t)pool.n_layers + l));
+			json_array_append_new(of_layer,
+					      json_integer(k * (int64_t)pool.n_layers + l));
 		json_array_append_new(offsets, of_layer);
 	}
 	*ret_out = json_pack("{s:o, s:I, s:I, s:o}", "tensors", out_tensors(tensors), "total_bytes",
@@ -152,15 +152,13 @@ static int mamba_pool(const json_t *in, json_t **ret_out)
 	in_shape(in, "conv_shape", pool.conv_shape, &pool.n_conv_dims);
 	in_shape(in, "ssm_shape", pool.ssm_shape, &pool.n_ssm_dims);
 	kv_compat_mamba_tensors(&pool, out);
-	*ret_out = json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "tensors",
-			     out_tensors(&out->tensors), "total_bytes",
-			     (json_int_t)out->tensors.total_bytes, "base_size",
-			     (json_int_t)pool.size, "current_input_size",
-			     (json_int_t)out->current_size, "draft_slots_per_req",
-			     (json_int_t)out->draft_per_request, "draft_base",
-			     (json_int_t)out->draft_base, "draft_total_slots",
-			     (json_int_t)out->draft_total, "total_size",
-			     (json_int_t)out->total_rows);
+	*ret_out = json_pack(
+		"{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "tensors", out_tensors(&out->tensors),
+		"total_bytes", (json_int_t)out->tensors.total_bytes, "base_size",
+		(json_int_t)pool.size, "current_input_size", (json_int_t)out->current_size,
+		"draft_slots_per_req", (json_int_t)out->draft_per_request, "draft_base",
+		(json_int_t)out->draft_base, "draft_total_slots", (json_int_t)out->draft_total,
+		"total_size", (json_int_t)out->total_rows);
 	return 0;
 }
 
@@ -174,10 +172,11 @@ static json_t *out_kinds(const struct kv_compat_tensors *t)
 		json_t *found = NULL;
 		size_t k;
 
-		json_array_foreach(kinds, k, kind)
-			if (json_equal(json_array_get(kind, 0), shape) &&
-			    !strcmp(json_string_value(json_array_get(kind, 1)), t->list[i].dtype))
-				found = json_array_get(kind, 2);
+		json_array_foreach(kinds, k,
+				   kind) if (json_equal(json_array_get(kind, 0), shape) &&
+					     !strcmp(json_string_value(json_array_get(kind, 1)),
+						     t->list[i].dtype)) found =
+			json_array_get(kind, 2);
 		if (found) {
 			json_integer_set(found, json_integer_value(found) + 1);
 			json_decref(shape);
@@ -191,8 +190,8 @@ static json_t *out_kinds(const struct kv_compat_tensors *t)
 
 static int v4_pool(const json_t *in, json_t **ret_out)
 {
-	static const char *const names[] = { "swa", "compressed", "compressor_state", "indexer",
-					     "indexer_state" };
+	static const char *const names[] = {"swa", "compressed", "compressor_state", "indexer",
+					    "indexer_state"};
 	struct kv_compat_tensors *tensors = golden_alloc(1, sizeof(*tensors));
 	struct kv_compat_v4 v4 = {
 		.head_dim = in_int(in, "head_dim", 512),
@@ -230,17 +229,17 @@ static int v4_pool(const json_t *in, json_t **ret_out)
 		for (size_t k = 0; k < 5; k++)
 			json_object_set_new(layer, names[k],
 					    k < has ? out_ints(tensors->list[at + k].shape,
-							       tensors->list[at + k].n_dims) :
-						      json_null());
+							       tensors->list[at + k].n_dims)
+						    : json_null());
 		at += has;
 		json_array_append_new(first, layer);
 	}
-	*ret_out = json_pack("{s:o, s:I, s:o, s:I, s:I, s:o, s:o}", "tensor_kinds",
-			     out_kinds(tensors), "total_bytes", (json_int_t)tensors->total_bytes,
-			     "first_layers", first, "num_pages",
-			     (json_int_t)(tokens / v4.page_size + 1), "swa_capacity_slots",
-			     (json_int_t)(counts[0] * 64), "required_groups", required, "counts",
-			     out_counts(groups, counts, n));
+	*ret_out =
+		json_pack("{s:o, s:I, s:o, s:I, s:I, s:o, s:o}", "tensor_kinds", out_kinds(tensors),
+			  "total_bytes", (json_int_t)tensors->total_bytes, "first_layers", first,
+			  "num_pages", (json_int_t)(tokens / v4.page_size + 1),
+			  "swa_capacity_slots", (json_int_t)(counts[0] * 64), "required_groups",
+			  required, "counts", out_counts(groups, counts, n));
 	return 0;
 }
 
@@ -278,15 +277,15 @@ static void in_geometry(const json_t *g, struct kv_compat_server *s)
 static json_t *out_pool(const struct kv_compat_server *s, const struct kv_compat_decision *d,
 			bool draft)
 {
-	static const char *const inner[] = { "MHATokenToKVPool", "MLATokenToKVPool",
-					     "DSATokenToKVPool", "MHATokenToKVPool",
-					     "DeepseekV4TokenToKVPool" };
+	static const char *const inner[] = {"MHATokenToKVPool", "MLATokenToKVPool",
+					    "DSATokenToKVPool", "MHATokenToKVPool",
+					    "DeepseekV4TokenToKVPool"};
 	size_t n_layers = draft ? d->draft_layers : d->pool_layers;
 	json_t *groups = json_array(), *pool;
 
 	for (size_t i = 0; i < (draft ? d->n_draft_groups : d->n_groups); i++)
-		json_array_append_new(groups, json_string(draft ? d->draft_groups[i].id :
-								  d->groups[i].id));
+		json_array_append_new(groups,
+				      json_string(draft ? d->draft_groups[i].id : d->groups[i].id));
 	pool = json_pack("{s:s, s:I, s:I, s:I, s:o}", "type",
 			 d->mapped ? "LayerMappedKVPool" : inner[s->kind], "layers",
 			 (json_int_t)n_layers, "size", (json_int_t)d->tokens, "page_size",
@@ -302,8 +301,8 @@ static json_t *out_pool(const struct kv_compat_server *s, const struct kv_compat
 		for (size_t i = 0; !identity && i < n_layers; i++)
 			json_array_append_new(
 				map, json_pack("[I, I]",
-					       draft ? (json_int_t)i :
-						       (json_int_t)(d->map_first +
+					       draft ? (json_int_t)i
+						     : (json_int_t)(d->map_first +
 								    (int64_t)i * d->map_step),
 					       (json_int_t)i));
 		json_object_set_new(pool, "mapping", map);
@@ -330,7 +329,7 @@ static json_t *positive_or_null(int64_t value)
 
 static int create_attn_components(const json_t *in, json_t **ret_out)
 {
-	static const char *const kinds[] = { "MHA", "MLA", "DSA", "GDN", "V4" };
+	static const char *const kinds[] = {"MHA", "MLA", "DSA", "GDN", "V4"};
 	struct kv_compat_server *s = golden_alloc(1, sizeof(*s));
 	struct kv_compat_decision *d = golden_alloc(1, sizeof(*d));
 	const json_t *limit = json_object_get(in, "max_total_tokens");
@@ -381,11 +380,11 @@ static int create_attn_components(const json_t *in, json_t **ret_out)
 }
 
 const struct golden_kind golden_pools[] = {
-	{ "mha_pool", mha_pool },
-	{ "mla_pool", latent_pool },
-	{ "dsa_pool", latent_pool },
-	{ "simple_mamba_pool", mamba_pool },
-	{ "v4_pool", v4_pool },
-	{ "create_attn_components", create_attn_components },
-	{ NULL, NULL },
+	{"mha_pool", mha_pool},
+	{"mla_pool", latent_pool},
+	{"dsa_pool", latent_pool},
+	{"simple_mamba_pool", mamba_pool},
+	{"v4_pool", v4_pool},
+	{"create_attn_components", create_attn_components},
+	{NULL, NULL},
 };

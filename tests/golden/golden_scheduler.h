@@ -8,4 +8,6 @@
 /* Groups of a trace's config; returns how many. */
 size_t golden_cache_groups(const json_t *list, struct kv_compat_cache_group *ret_groups);
 
+int golden_scheduler_trace(const json_t *in, json_t **ret_out);
+
 #endif

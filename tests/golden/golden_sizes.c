@@ -36,7 +36,8 @@ static int state_const_bytes(const json_t *in, json_t **ret_out)
 	json_t *shape;
 
 	*ret_out = json_object();
-	json_object_foreach((json_t *)in, key, shape) {
+	json_object_foreach((json_t *)in, key, shape)
+	{
 		char name[32] = "", dtype[64];
 		const char *end = strstr(key, "_shape");
 		size_t n;
@@ -84,10 +85,10 @@ static int mha_cell_size(const json_t *in, json_t **ret_out)
 	itemsize = kv_itemsize(in_text(in, "kv_cache_dtype", "auto"), &r);
 	if (r)
 		return r;
-	*ret_out = json_pack("{s:I, s:I}", "cell_bytes",
-			     (json_int_t)kv_compat_mha_cell(heads, in_int(in, "head_dim", 0), tp,
-							    itemsize),
-			     "local_kv_heads", (json_int_t)kv_compat_local_heads(heads, tp));
+	*ret_out = json_pack(
+		"{s:I, s:I}", "cell_bytes",
+		(json_int_t)kv_compat_mha_cell(heads, in_int(in, "head_dim", 0), tp, itemsize),
+		"local_kv_heads", (json_int_t)kv_compat_local_heads(heads, tp));
 	return 0;
 }
 
@@ -174,9 +175,9 @@ static int64_t draft_cell(const json_t *in, const char *override)
 
 static int max_num_pages(const json_t *in, json_t **ret_out)
 {
-	int64_t cell = has(in, "cell_override") ?
-			       in_int(in, "cell_override", 0) :
-			       in_int(in, "cell_bytes", 0) * in_int(in, "layers", 0);
+	int64_t cell = has(in, "cell_override")
+			       ? in_int(in, "cell_override", 0)
+			       : in_int(in, "cell_bytes", 0) * in_int(in, "layers", 0);
 	int64_t pages;
 	int r;
 
@@ -222,9 +223,9 @@ static int resolve_max_num_tokens(const json_t *in, json_t **ret_out)
 
 static int draft_cell_size(const json_t *in, json_t **ret_out)
 {
-	int64_t bytes = has(in, "override") ?
-				in_int(in, "override", 0) :
-				in_int(in, "draft_cell_bytes", 0) * in_int(in, "draft_layers", 0);
+	int64_t bytes = has(in, "override")
+				? in_int(in, "override", 0)
+				: in_int(in, "draft_cell_bytes", 0) * in_int(in, "draft_layers", 0);
 
 	*ret_out = json_pack("{s:I}", "bytes_per_token", (json_int_t)bytes);
 	return 0;
@@ -328,8 +329,9 @@ static int capture_width(const json_t *in, json_t **ret_out)
 
 static json_t *out_binding(const struct kv_compat_binding *b, const struct kv_compat_component *c)
 {
-	return json_pack("[I, s, I, s, I, I]", (json_int_t)b->tensor, c->group, (json_int_t)c->layer,
-			 c->name, (json_int_t)b->bytes, (json_int_t)b->row_offset);
+	return json_pack("[I, s, I, s, I, I]", (json_int_t)b->tensor, c->group,
+			 (json_int_t)c->layer, c->name, (json_int_t)b->bytes,
+			 (json_int_t)b->row_offset);
 }
 
 static json_t *out_flat(const struct kv_compat_flat *plan)
@@ -422,7 +424,8 @@ static int plan_tensors(const json_t *in, json_t **ret_out)
 	json_t *tensors;
 	int r;
 
-	json_array_foreach(list, i, c) {
+	json_array_foreach(list, i, c)
+	{
 		snprintf(comps[i].group, sizeof(comps[i].group), "%s",
 			 json_string_value(json_array_get(c, 0)));
 		snprintf(comps[i].name, sizeof(comps[i].name), "%s",
@@ -439,9 +442,9 @@ static int plan_tensors(const json_t *in, json_t **ret_out)
 	r = kv_compat_slot_plan(comps, n, solved, in_int(in, "budget_bytes", 0), &plan, bindings,
 				bytes);
 	if (r) {
-		*ret_out = json_pack("{s:s, s:I, s:I}", "stage", "plan_tensors",
-				     "solved_block_size", (json_int_t)solved, "solved_block_bytes",
-				     (json_int_t)row);
+		*ret_out =
+			json_pack("{s:s, s:I, s:I}", "stage", "plan_tensors", "solved_block_size",
+				  (json_int_t)solved, "solved_block_bytes", (json_int_t)row);
 		return r;
 	}
 	tensors = json_array();
@@ -450,8 +453,8 @@ static int plan_tensors(const json_t *in, json_t **ret_out)
 		char name[32];
 
 		for (; at < n && bindings[at].tensor == t; at++)
-			json_array_append_new(bound, out_binding(&bindings[at],
-								 &comps[bindings[at].component]));
+			json_array_append_new(
+				bound, out_binding(&bindings[at], &comps[bindings[at].component]));
 		snprintf(name, sizeof(name), "flat_slab_%lld", (long long)t);
 		json_array_append_new(tensors, json_pack("{s:s, s:I, s:o}", "name", name, "nbytes",
 							 (json_int_t)bytes[t], "bindings", bound));
@@ -464,24 +467,24 @@ static int plan_tensors(const json_t *in, json_t **ret_out)
 }
 
 const struct golden_kind golden_sizes[] = {
-	{ "gdn_state_shapes", gdn_state_shapes },
-	{ "state_const_bytes", state_const_bytes },
-	{ "resolve_kv_dtype", resolve_kv_dtype },
-	{ "mha_cell_size", mha_cell_size },
-	{ "mla_cell_size", mla_cell_size },
-	{ "dsa_cell_size", dsa_cell_size },
-	{ "dsa_index_row", dsa_index_row },
-	{ "available_bytes", available_bytes },
-	{ "max_num_pages", max_num_pages },
-	{ "cache_budget", cache_budget },
-	{ "resolve_max_num_tokens", resolve_max_num_tokens },
-	{ "draft_cell_size", draft_cell_size },
-	{ "layer_divisor", layer_divisor },
-	{ "group_specs", group_specs },
-	{ "slab_group_size", slab_group_size, "occurrence_index" },
-	{ "page_counts", page_counts },
-	{ "capture_width", capture_width },
-	{ "flat_plan", flat_plan },
-	{ "plan_tensors", plan_tensors },
-	{ NULL, NULL },
+	{"gdn_state_shapes", gdn_state_shapes},
+	{"state_const_bytes", state_const_bytes},
+	{"resolve_kv_dtype", resolve_kv_dtype},
+	{"mha_cell_size", mha_cell_size},
+	{"mla_cell_size", mla_cell_size},
+	{"dsa_cell_size", dsa_cell_size},
+	{"dsa_index_row", dsa_index_row},
+	{"available_bytes", available_bytes},
+	{"max_num_pages", max_num_pages},
+	{"cache_budget", cache_budget},
+	{"resolve_max_num_tokens", resolve_max_num_tokens},
+	{"draft_cell_size", draft_cell_size},
+	{"layer_divisor", layer_divisor},
+	{"group_specs", group_specs},
+	{"slab_group_size", slab_group_size, "occurrence_index"},
+	{"page_counts", page_counts},
+	{"capture_width", capture_width},
+	{"flat_plan", flat_plan},
+	{"plan_tensors", plan_tensors},
+	{NULL, NULL},
 };

@@ -59,7 +59,8 @@ static int decode_write_locs(const json_t *in, json_t **ret_out)
 	int64_t *slots = golden_alloc(n * (size_t)n_tokens, sizeof(*slots));
 
 	*ret_out = json_object();
-	json_object_foreach(json_object_get(in, "tables"), group, rows) {
+	json_object_foreach(json_object_get(in, "tables"), group, rows)
+	{
 		struct kv_compat_table t = table_in(rows);
 
 		kv_compat_decode_slots(&t, lens, in_int(in, "page_size", 1), n_tokens, slots);
@@ -80,7 +81,8 @@ static int extend_write_locs(const json_t *in, json_t **ret_out)
 		total += (size_t)extend[i];
 	slots = golden_alloc(total, sizeof(*slots));
 	*ret_out = json_object();
-	json_object_foreach(json_object_get(in, "tables"), group, rows) {
+	json_object_foreach(json_object_get(in, "tables"), group, rows)
+	{
 		struct kv_compat_table t = table_in(rows);
 
 		kv_compat_extend_slots(&t, prefix, extend, in_int(in, "page_size", 1), slots);
@@ -115,10 +117,9 @@ static int token_indices_from_pages(const json_t *in, json_t **ret_out)
 
 	for (size_t i = 0; i < n; i++)
 		for (size_t k = 0; k < positions.width; k++)
-			slots[i * positions.width + k] =
-				kv_compat_slot(&t, (size_t)rows[i],
-					       positions.ids[i * positions.width + k],
-					       in_int(in, "page_size", 1));
+			slots[i * positions.width + k] = kv_compat_slot(
+				&t, (size_t)rows[i], positions.ids[i * positions.width + k],
+				in_int(in, "page_size", 1));
 	*ret_out = json_pack("{s:o}", "slots", out_rows64(slots, n, positions.width));
 	return 0;
 }
@@ -165,9 +166,7 @@ static bool listed(const json_t *list, const char *name)
 	const json_t *v;
 	size_t i;
 
-	json_array_foreach(list, i, v)
-		if (!strcmp(json_string_value(v), name))
-			return true;
+	json_array_foreach(list, i, v) if (!strcmp(json_string_value(v), name)) return true;
 	return false;
 }
 
@@ -179,13 +178,15 @@ static int graph_replay(const json_t *in, json_t **ret_out)
 	int r;
 
 	*ret_out = json_pack("{s:o}", "steps", steps);
-	json_array_foreach(json_object_get(in, "steps"), i, step) {
+	json_array_foreach(json_object_get(in, "steps"), i, step)
+	{
 		json_t *buffers = json_object(), *rows;
 		json_t *step_out = json_pack("{s:o}", "buffers", buffers);
 		const char *group;
 
 		json_array_append_new(steps, step_out);
-		json_object_foreach(json_object_get(step, "tables"), group, rows) {
+		json_object_foreach(json_object_get(step, "tables"), group, rows)
+		{
 			struct kv_compat_table t = table_in(rows), padded;
 			size_t n_slots = t.n_rows * (size_t)n_tokens, n;
 			int64_t *lens = in_ints(step, "seq_lens", &n);
@@ -194,15 +195,15 @@ static int graph_replay(const json_t *in, json_t **ret_out)
 
 			if (listed(json_object_get(in, "state_groups"), group))
 				continue;
-			r = kv_compat_fill_captured(&t, width,
-						    (int32_t)in_int(in, "tail_pad", 0), buffer);
+			r = kv_compat_fill_captured(&t, width, (int32_t)in_int(in, "tail_pad", 0),
+						    buffer);
 			if (r) {
 				json_object_set_new(step_out, "error",
 						    json_pack("{s:s}", "kind", kv_fault_name(r)));
 				json_object_del(step_out, "buffers");
 				break;
 			}
-			padded = (struct kv_compat_table){ buffer, t.n_rows, width };
+			padded = (struct kv_compat_table){buffer, t.n_rows, width};
 			kv_compat_decode_slots(&padded, lens, in_int(in, "page_size", 1), n_tokens,
 					       slots);
 			json_object_set_new(buffers, group,
@@ -282,7 +283,8 @@ static int mamba_pool_trace(const json_t *in, json_t **ret_out)
 
 	mamba_of(in_int(in, "size", 0), in_int(in, "speculative_num_draft_tokens", 0),
 		 in_int(in, "max_req_pool_size", 0), &m);
-	json_array_foreach(json_object_get(in, "ops"), i, op) {
+	json_array_foreach(json_object_get(in, "ops"), i, op)
+	{
 		const char *name = in_text(op, "op", "");
 		int64_t n_tokens = in_int(op, "draft_token_num", 1);
 		size_t n, n_cow;
@@ -305,9 +307,9 @@ static int mamba_pool_trace(const json_t *in, json_t **ret_out)
 			json_array_append_new(results, out_ints(rows, n));
 		}
 	}
-	*ret_out = json_pack("{s:o, s:o, s:I}", "results", results, "current_input_indices",
-			     out_ints(m.current, m.n_current), "draft_base",
-			     (json_int_t)m.draft_base);
+	*ret_out =
+		json_pack("{s:o, s:o, s:I}", "results", results, "current_input_indices",
+			  out_ints(m.current, m.n_current), "draft_base", (json_int_t)m.draft_base);
 	return 0;
 }
 
@@ -349,15 +351,14 @@ static int extend_metadata(const json_t *in, json_t **ret_out)
 								  e.query_start[n] - 1))));
 		json_array_append_new(conv, window);
 	}
-	*ret_out = json_pack("{s:o, s:o, s:n, s:o, s:o, s:o, s:o, s:o, s:o, s:n, s:n}",
-			     "query_start_loc", out_ints(e.query_start, n + 1), "cache_indices",
-			     out_ints(working, n), "output_indices", "track_ssm_src",
-			     some_or_null(source), "track_ssm_src_fla", some_or_null(before),
-			     "track_ssm_dst", some_or_null(target), "track_conv_indices",
-			     some_or_null(conv), "final_src",
-			     some_or_null(out_ints(e.final_source, e.n_finals)), "final_dst",
-			     some_or_null(out_ints(e.final_target, e.n_finals)), "state_in",
-			     "state_out");
+	*ret_out = json_pack(
+		"{s:o, s:o, s:n, s:o, s:o, s:o, s:o, s:o, s:o, s:n, s:n}", "query_start_loc",
+		out_ints(e.query_start, n + 1), "cache_indices", out_ints(working, n),
+		"output_indices", "track_ssm_src", some_or_null(source), "track_ssm_src_fla",
+		some_or_null(before), "track_ssm_dst", some_or_null(target), "track_conv_indices",
+		some_or_null(conv), "final_src", some_or_null(out_ints(e.final_source, e.n_finals)),
+		"final_dst", some_or_null(out_ints(e.final_target, e.n_finals)), "state_in",
+		"state_out");
 	return 0;
 }
 
@@ -367,8 +368,8 @@ static json_t *out_starts(size_t n, size_t n_real, int64_t width)
 	json_t *starts = json_array();
 
 	for (size_t i = 0; i <= n; i++)
-		json_array_append_new(
-			starts, json_integer((int64_t)(i < n_real ? i : n_real) * width));
+		json_array_append_new(starts,
+				      json_integer((int64_t)(i < n_real ? i : n_real) * width));
 	return starts;
 }
 
@@ -413,27 +414,27 @@ static int verify_replay(const json_t *in, json_t **ret_out)
 	mamba_of(in_int(in, "pool_size", 0), n_tokens, in_int(in, "max_req_pool_size", 0), &m);
 	kv_compat_mamba_current(&m, req, working, cow, n, input);
 	kv_compat_mamba_verify(&m, req, working, n, n_tokens, outputs);
-	*ret_out = json_pack("{s:o, s:o, s:o}", "query_start_loc",
-			     out_starts(n, n_real, n_tokens), "cache_indices", out_ints(input, n),
-			     "output_indices", out_rows64(outputs, n, (size_t)n_tokens));
+	*ret_out = json_pack("{s:o, s:o, s:o}", "query_start_loc", out_starts(n, n_real, n_tokens),
+			     "cache_indices", out_ints(input, n), "output_indices",
+			     out_rows64(outputs, n, (size_t)n_tokens));
 	return 0;
 }
 
 const struct golden_kind golden_slots[] = {
-	{ "state_page_indices", state_page_indices },
-	{ "decode_write_locs", decode_write_locs },
-	{ "extend_write_locs", extend_write_locs },
-	{ "build_page_table", build_page_table },
-	{ "token_indices_from_pages", token_indices_from_pages },
-	{ "select_group", select_group },
-	{ "graph_replay", graph_replay },
-	{ "graph_stale_guard", graph_stale_guard },
-	{ "v4_group_slots", v4_group_slots },
-	{ "v4_compressed_slots", v4_compressed_slots },
-	{ "index_k_offsets", index_k_offsets },
-	{ "mamba_pool_trace", mamba_pool_trace },
-	{ "extend_metadata", extend_metadata },
-	{ "flat_decode_replay", flat_decode_replay },
-	{ "verify_replay", verify_replay },
-	{ NULL, NULL },
+	{"state_page_indices", state_page_indices},
+	{"decode_write_locs", decode_write_locs},
+	{"extend_write_locs", extend_write_locs},
+	{"build_page_table", build_page_table},
+	{"token_indices_from_pages", token_indices_from_pages},
+	{"select_group", select_group},
+	{"graph_replay", graph_replay},
+	{"graph_stale_guard", graph_stale_guard},
+	{"v4_group_slots", v4_group_slots},
+	{"v4_compressed_slots", v4_compressed_slots},
+	{"index_k_offsets", index_k_offsets},
+	{"mamba_pool_trace", mamba_pool_trace},
+	{"extend_metadata", extend_metadata},
+	{"flat_decode_replay", flat_decode_replay},
+	{"verify_replay", verify_replay},
+	{NULL, NULL},
 };

@@ -23,7 +23,7 @@ static size_t unhex(const char *hex, uint8_t *bytes)
 	size_t n = strlen(hex) / 2;
 
 	for (size_t i = 0; i < n; i++)
-		bytes[i] = (uint8_t)strtoul((char[]){ hex[2 * i], hex[2 * i + 1], 0 }, NULL, 16);
+		bytes[i] = (uint8_t)strtoul((char[]){hex[2 * i], hex[2 * i + 1], 0}, NULL, 16);
 	return n;
 }
 
@@ -38,7 +38,7 @@ static int page_hashes(const json_t *in, json_t **ret_out)
 	uint32_t group = (uint32_t)in_int(in, "group_id", 0);
 	json_t *out = json_array(), *keys = json_array(), *folded = json_array();
 	uint8_t prior[KV_COMPAT_HASH * 2];
-	struct kv_compat_text before = { prior, unhex(in_text(in, "prior", ""), prior) };
+	struct kv_compat_text before = {prior, unhex(in_text(in, "prior", ""), prior)};
 
 	for (size_t i = 0; i < n_tokens; i++)
 		tokens[i] = (int32_t)wide[i];
@@ -53,7 +53,7 @@ static int page_hashes(const json_t *in, json_t **ret_out)
 				json_string_length(json_array_get(list, k)),
 			};
 		kv_compat_page_hash(before, tokens + i * page, page, extra, n_extra, hashes[i]);
-		before = (struct kv_compat_text){ hashes[i], KV_COMPAT_HASH };
+		before = (struct kv_compat_text){hashes[i], KV_COMPAT_HASH};
 		json_array_append_new(out, out_key(hashes[i], NULL));
 		json_array_append_new(keys, out_key(hashes[i], &group));
 	}
@@ -71,7 +71,7 @@ static int page_hashes(const json_t *in, json_t **ret_out)
 
 static struct kv_compat_key key_of(const char *label)
 {
-	struct kv_compat_key key = { .group = 0 };
+	struct kv_compat_key key = {.group = 0};
 
 	strncpy((char *)key.hash, label, KV_COMPAT_HASH - 1);
 	return key;
@@ -90,7 +90,8 @@ static int block_pool_trace(const json_t *in, json_t **ret_out)
 				  in_bool(config, "enable_caching", true));
 	if (r)
 		return r;
-	json_array_foreach(json_object_get(in, "ops"), i, op) {
+	json_array_foreach(json_object_get(in, "ops"), i, op)
+	{
 		const char *name = in_text(op, "op", "");
 		struct kv_compat_key key = key_of(in_text(op, "key", ""));
 		int32_t n = (int32_t)in_int(op, "n", 0), id = (int32_t)in_int(op, "id", 0);
@@ -153,10 +154,11 @@ static int paged_table_trace(const json_t *in, json_t **ret_out)
 				 (int32_t)in_int(config, "total_pages", 0));
 	if (r)
 		return r;
-	json_array_foreach(ops, i, op) {
+	json_array_foreach(ops, i, op)
+	{
 		const char *name = in_text(op, "op", "");
 		int64_t target = in_int(op, "target_tokens", 0), base = 0;
-		struct kv_compat_ids ids = { 0 };
+		struct kv_compat_ids ids = {0};
 		json_t *result = json_object();
 
 		r = 0;
@@ -173,9 +175,8 @@ static int paged_table_trace(const json_t *in, json_t **ret_out)
 						    out_ints32(ids.id, ids.n));
 				json_object_set_new(result, "segment_base_logical_page",
 						    json_integer(base));
-				if (ids.n)
-					segments[n_segments++] = ids;
-				ids = (struct kv_compat_ids){ 0 };
+				segments[n_segments++] = ids;
+				ids = (struct kv_compat_ids){0};
 			}
 		} else {
 			if (!strcmp(name, "release_skipped"))
@@ -220,13 +221,14 @@ size_t golden_cache_groups(const json_t *list, struct kv_compat_cache_group *ret
 	size_t i;
 	json_t *g;
 
-	json_array_foreach(list, i, g) {
+	json_array_foreach(list, i, g)
+	{
 		const char *kind = in_text(g, "kind", "");
 
 		ret_groups[i] = (struct kv_compat_cache_group){
-			.kind = !strcmp(kind, "full")	 ? KV_COMPAT_CACHE_FULL :
-				!strcmp(kind, "sliding") ? KV_COMPAT_CACHE_SLIDING :
-							   KV_COMPAT_CACHE_STATE,
+			.kind = !strcmp(kind, "full")	   ? KV_COMPAT_CACHE_FULL
+				: !strcmp(kind, "sliding") ? KV_COMPAT_CACHE_SLIDING
+							   : KV_COMPAT_CACHE_STATE,
 			.block = in_int(g, "block_size", 1),
 			.window = in_int(g, "window", 0),
 		};
@@ -291,8 +293,8 @@ static json_t *step(const struct kv_compat_cache *c, struct request *q, const js
 	bool decode = !strcmp(in_text(op, "op", ""), "decode_step");
 	int64_t tokens = prefill ? in_int(op, "tokens", 0) : in_int(op, "reserve_tokens", 0);
 	int64_t computed = in_int(op, "computed", 0);
-	int64_t needed = kv_compat_cache_need(c, &q->tables,
-					      tokens + in_int(op, "decode_reserve", 0));
+	int64_t needed =
+		kv_compat_cache_need(c, &q->tables, tokens + in_int(op, "decode_reserve", 0));
 	int64_t credit = kv_compat_cache_credit(c, &q->tables, computed, false);
 	bool admitted = needed <= c->pool->n_free + credit;
 	json_t *result = json_pack("{s:I, s:I, s:b}", "slide_credit", (json_int_t)credit,
@@ -330,7 +332,8 @@ static int coordinator_trace(const json_t *in, json_t **ret_out)
 		return r;
 	kv_compat_cache_init(&c, &pool, groups,
 			     golden_cache_groups(json_object_get(config, "groups"), groups));
-	json_array_foreach(ops, i, op) {
+	json_array_foreach(ops, i, op)
+	{
 		const char *name = in_text(op, "op", ""), *id = in_text(op, "id", "");
 		struct request *q = NULL;
 		json_t *result;
@@ -363,9 +366,10 @@ static int coordinator_trace(const json_t *in, json_t **ret_out)
 }
 
 const struct golden_kind golden_traces[] = {
-	{ "page_hashes", page_hashes },
-	{ "block_pool_trace", block_pool_trace },
-	{ "paged_table_trace", paged_table_trace },
-	{ "coordinator_trace", coordinator_trace },
-	{ NULL, NULL },
+	{"page_hashes", page_hashes},
+	{"block_pool_trace", block_pool_trace},
+	{"paged_table_trace", paged_table_trace},
+	{"coordinator_trace", coordinator_trace},
+	{"scheduler_trace", golden_scheduler_trace},
+	{NULL, NULL},
 };

@@ -31,7 +31,7 @@ static json_t *by_ratio(const struct kv_compat_v4 *v4,
 
 static int v4_layout(const json_t *in, json_t **ret_out)
 {
-	static const int64_t compressed[] = { 4, 128 };
+	static const int64_t compressed[] = {4, 128};
 	struct kv_compat_group groups[KV_COMPAT_V4_GROUPS];
 	int64_t page_bytes[KV_COMPAT_V4_GROUPS], page = in_int(in, "page_size", 256);
 	json_t *specs, *bytes, *cells, *widths;
@@ -182,9 +182,9 @@ static int v4_resolve_window(const json_t *in, json_t **ret_out)
 	int64_t window = in_int(in, "window", 0);
 	int r;
 
-	r = kv_compat_v4_window(!strcmp(word, "MISSING") ? KV_COMPAT_OTHER :
-				*word			 ? KV_COMPAT_NULL :
-							   KV_COMPAT_INT,
+	r = kv_compat_v4_window(!strcmp(word, "MISSING") ? KV_COMPAT_OTHER
+				: *word			 ? KV_COMPAT_NULL
+							 : KV_COMPAT_INT,
 				window);
 	if (r)
 		return r;
@@ -240,15 +240,15 @@ static int host_pages(const json_t *in, json_t **ret_out)
 }
 
 const struct golden_kind golden_v4[] = {
-	{ "v4_layout", v4_layout },
-	{ "mxfp4_from_row_bytes", fp4_row },
-	{ "fp8_from_row_bytes", fp8_row },
-	{ "parse_state_group_id", parse_state_group_id },
-	{ "v4_profile", v4_profile },
-	{ "v4_estimate_bytes", v4_estimate_bytes },
-	{ "v4_resolve_window", v4_resolve_window },
-	{ "resolve_backend", resolve_backend },
-	{ "validate_flat_config", validate_flat_config },
-	{ "host_pages", host_pages },
-	{ NULL, NULL },
+	{"v4_layout", v4_layout},
+	{"mxfp4_from_row_bytes", fp4_row},
+	{"fp8_from_row_bytes", fp8_row},
+	{"parse_state_group_id", parse_state_group_id},
+	{"v4_profile", v4_profile},
+	{"v4_estimate_bytes", v4_estimate_bytes},
+	{"v4_resolve_window", v4_resolve_window},
+	{"resolve_backend", resolve_backend},
+	{"validate_flat_config", validate_flat_config},
+	{"host_pages", host_pages},
+	{NULL, NULL},
 };
