@@ -90,6 +90,9 @@
 	X(NO_PAGES)                     \
 	X(NOT_PAGE_ALIGNED)             \
 	X(TARGET_PAST_CURSOR)           \
+	X(ASSERTION)                    \
+	X(BAD_CONFIG)                   \
+	X(UNSUPPORTED)                  \
 	X(NO_MEMORY)                    \
 	X(OUT_OF_RANGE)
 

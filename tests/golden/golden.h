@@ -20,6 +20,8 @@ struct golden_kind {
 	const char *fn;
 	golden_fn *run;
 	const char *optional; /* a field of the output that a vector may leave null */
+	/* What a vector asks for in its output only is added to @out. */
+	void (*ask)(const json_t *expected, json_t *out);
 };
 
 extern const struct golden_kind golden_sizes[];
