@@ -18,7 +18,7 @@
 #include "tools/kvctl.h"
 
 #define MAX_MODELS	 16
-#define MAX_ALTERNATIVES 6
+#define MAX_ALTERNATIVES (2 * KV_PLAN_SLAB)
 
 static const char *const layout_names[] = {"auto", "flat", "split", "paged", "grouped", "slab"};
 static const char *const type_names[] = {"auto", "f32",	 "f16", "bf16",
@@ -131,7 +131,7 @@ static int parse_model(struct kv_ctl *ctl, const char *text, struct one *m)
 	return r ? kv_ctl_broken(ctl, r) : KV_EXIT_DONE;
 }
 
-static const struct option options[] = {
+static const struct option long_options[] = {
 	{"budget", required_argument, NULL, 'b'},
 	{"tp", required_argument, NULL, 't'},
 	{"kv-dtype", required_argument, NULL, 'k'},
@@ -198,7 +198,7 @@ static int parse(struct kv_ctl *ctl, struct asked *a, int argc, char **argv)
 
 	optind = 0; /* the options before the command were parsed by the same getopt */
 	opterr = 0;
-	while ((c = getopt_long(argc, argv, "", options, &index)) != -1) {
+	while ((c = getopt_long(argc, argv, "", long_options, &index)) != -1) {
 		if (c == '?')
 			return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
 					     "plan: %s: unknown, or lacks a value",
@@ -213,7 +213,7 @@ static int parse(struct kv_ctl *ctl, struct asked *a, int argc, char **argv)
 		}
 		if (take_option(ctl, a, c, optarg))
 			return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "plan: --%s: '%s' given, %s",
-					     options[index].name, optarg,
+					     long_options[index].name, optarg,
 					     c == 'k'	? "auto, f32, f16, bf16, fp8, int8, fp4, "
 							  "fp8_packed exist"
 					     : c == 'l' ? "auto, flat, split, paged, grouped, slab "
@@ -265,39 +265,43 @@ static struct alternative of_plan(const struct kv_plan *plan, const struct kv_pl
 	return a;
 }
 
-/* Every layout and usual block size, in this type of values and in 8 bits, the best first. */
+/* Each layout in this type of values and in 8 bits, at the usual block size that fits most; the
+ * best first. */
 static size_t alternatives(const struct kv_model *model, const struct kv_model *draft,
 			   const struct kv_plan_options *options, const struct alternative *chosen,
 			   struct alternative *ret)
 {
 	static const uint32_t sizes[] = {16, 32, 64, 128, 256};
+	uint32_t types[] = {options->kv_type, KV_KV_F8};
 	size_t n = 0;
 
-	for (uint32_t k = 0; k < 10 * KV_PLAN_SLAB; k++) {
+	for (uint32_t k = 0; k < 2 * KV_PLAN_SLAB; k++) {
 		struct kv_plan_options o = *options;
-		struct kv_plan *plan;
-		struct alternative x;
+		struct alternative best = {0};
 		size_t at;
 
 		o.layout = 1 + k % KV_PLAN_SLAB;
-		o.block_tokens = sizes[k / KV_PLAN_SLAB % 5];
-		if (k / KV_PLAN_SLAB >= 5) {
-			if (o.kv_type == KV_KV_F8)
-				break;
-			o.kv_type = KV_KV_F8;
+		o.kv_type = types[k / KV_PLAN_SLAB];
+		if ((k >= KV_PLAN_SLAB && types[0] == KV_KV_F8) ||
+		    (o.layout == chosen->layout && o.kv_type == chosen->kv_type))
+			continue;
+		for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+			struct kv_plan *plan;
+			struct alternative x;
+
+			o.block_tokens = sizes[i];
+			if (kv_plan_model(model, draft, &o, &plan))
+				continue;
+			x = of_plan(plan, &o);
+			kv_plan_free(plan);
+			if (!best.layout || better(&x, &best))
+				best = x;
 		}
-		if (kv_plan_model(model, draft, &o, &plan))
+		if (!best.layout)
 			continue;
-		x = of_plan(plan, &o);
-		kv_plan_free(plan);
-		if (x.layout == chosen->layout && x.block_tokens == chosen->block_tokens &&
-		    x.kv_type == chosen->kv_type)
-			continue;
-		for (at = n < MAX_ALTERNATIVES ? n++ : n; at > 0 && better(&x, &ret[at - 1]); at--)
-			if (at < MAX_ALTERNATIVES)
-				ret[at] = ret[at - 1];
-		if (at < MAX_ALTERNATIVES)
-			ret[at] = x;
+		for (at = n++; at > 0 && better(&best, &ret[at - 1]); at--)
+			ret[at] = ret[at - 1];
+		ret[at] = best;
 	}
 	return n;
 }
