@@ -18,7 +18,7 @@ struct work {
 	struct kv_compat_tensors tensors;
 	struct kv_compat_v4 v4, v4_draft;
 	struct kv_compat_state state;
-	const char *dtype;
+	const char *dtype, *draft_dtype;
 	char labels[KV_COMPAT_MAX_LAYERS + 1];
 	int64_t n_state, n_full;
 	int64_t available, layer_cell, draft_cell;
@@ -81,6 +81,12 @@ static int measure(const struct kv_compat_server *s, struct work *w)
 		break;
 	}
 	w->draft_cell = s->speculative && s->kind != KV_COMPAT_V4 ? w->layer_cell : 0;
+	w->draft_dtype = w->dtype;
+	if (s->speculative && !strcmp(s->speculative, "DFLASH") &&
+	    (s->kind == KV_COMPAT_MHA || s->kind == KV_COMPAT_GDN)) {
+		w->draft_dtype = "bfloat16"; /* its kernels read nothing else */
+		w->draft_cell = kv_compat_mha_cell(s->n_kv_heads, s->head_dim, s->attn_tp, 2);
+	}
 	w->available = kv_compat_available_bytes(s->min_free_bytes, s->world_size, s->utilization,
 						 s->total_gib);
 	return 0;
@@ -255,6 +261,7 @@ static int build_mha(const struct kv_compat_server *s, struct work *w, struct kv
 	if (!s->speculative)
 		return 0;
 	pool.n_layers = 1;
+	pool.dtype = w->draft_dtype;
 	pool.layers = "";
 	pool.has_state = false;
 	pool.window = (struct kv_compat_window){0};
