@@ -91,7 +91,9 @@ struct kv_vsizes {
 int kv_compat_kernel_block(int64_t manager_block, const struct kv_vsizes *const *sizes,
 			   size_t n_backends, int64_t *ret_block);
 
-/* ---- groups and blocks of all workers (compat_vllm_plan.c) ---- */
+bool kv_vspec_equal(const struct kv_vspec *a, const struct kv_vspec *b);
+
+/* ---- groups and blocks of all workers (compat_vllm_groups.c, compat_vllm_plan.c) ---- */
 
 #define KV_VPLAN_LAYERS	 256
 #define KV_VPLAN_WORKERS 16
@@ -138,6 +140,8 @@ struct kv_vplan {
 
 /* Layers, workers' layers and available bytes are set by the caller. */
 int kv_vplan_make(struct kv_vplan *p, struct kv_vconfig *config);
+/* Groups alone: kv_vplan_make() begins with it. */
+int kv_vplan_groups(struct kv_vplan *p, const struct kv_vconfig *config);
 int64_t kv_vgroup_page(const struct kv_vplan *p, const struct kv_vworker *w,
 		       const struct kv_vgroup *g);
 int kv_vplan_unit(const struct kv_vplan *p, const struct kv_vconfig *c, int64_t *ret_scheduler,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside of plan.c and plan_model.c; the interface is <kvcached/plan.h>.
+ * Inside of plan.c and plan_arch.c; the interface is <kvcached/plan.h>.
  */
 #ifndef KV_ALLOC_PLAN_H
 #define KV_ALLOC_PLAN_H

@@ -29,7 +29,7 @@ static const char *const kind_names[] = {"?", "full", "window", "chunked", "stat
 
 struct one {
 	char path[1024];
-	struct kv_model *model;
+	struct kv_arch *model;
 	struct kv_plan_share share;
 };
 
@@ -37,7 +37,7 @@ struct asked {
 	struct kv_plan_options options;
 	struct one models[MAX_MODELS];
 	uint32_t n_models;
-	struct kv_model *draft;
+	struct kv_arch *draft;
 	bool print_model;
 };
 
@@ -50,8 +50,8 @@ struct alternative {
 static void free_asked(struct asked *a)
 {
 	for (uint32_t i = 0; i < a->n_models; i++)
-		kv_model_free(a->models[i].model);
-	kv_model_free(a->draft);
+		kv_arch_free(a->models[i].model);
+	kv_arch_free(a->draft);
 }
 
 static void free_plan(struct kv_plan **plan)
@@ -127,7 +127,7 @@ static int parse_model(struct kv_ctl *ctl, const char *text, struct one *m)
 					     "%s: '%s' is none of min=SIZE, max=SIZE, weight=N",
 					     m->path, item);
 	}
-	r = kv_model_read(m->path, &m->model);
+	r = kv_arch_read(m->path, &m->model);
 	return r ? kv_ctl_broken(ctl, r) : KV_EXIT_DONE;
 }
 
@@ -204,9 +204,9 @@ static int parse(struct kv_ctl *ctl, struct asked *a, int argc, char **argv)
 					     "plan: %s: unknown, or lacks a value",
 					     argv[optind - 1]);
 		if (c == 'd') {
-			kv_model_free(a->draft);
+			kv_arch_free(a->draft);
 			a->draft = NULL;
-			r = kv_model_read(optarg, &a->draft);
+			r = kv_arch_read(optarg, &a->draft);
 			if (r)
 				return kv_ctl_broken(ctl, r);
 			continue;
@@ -267,7 +267,7 @@ static struct alternative of_plan(const struct kv_plan *plan, const struct kv_pl
 
 /* Each layout in this type of values and in 8 bits, at the usual block size that fits most; the
  * best first. */
-static size_t alternatives(const struct kv_model *model, const struct kv_model *draft,
+static size_t alternatives(const struct kv_arch *model, const struct kv_arch *draft,
 			   const struct kv_plan_options *options, const struct alternative *chosen,
 			   struct alternative *ret)
 {
@@ -290,7 +290,7 @@ static size_t alternatives(const struct kv_model *model, const struct kv_model *
 			struct alternative x;
 
 			o.block_tokens = sizes[i];
-			if (kv_plan_model(model, draft, &o, &plan))
+			if (kv_plan_arch(model, draft, &o, &plan))
 				continue;
 			x = of_plan(plan, &o);
 			kv_plan_free(plan);
@@ -493,7 +493,7 @@ static int plan_one(struct kv_ctl *ctl, const struct asked *a, const struct one 
 	int r;
 
 	o.budget_bytes = budget;
-	r = kv_plan_model(m->model, a->draft, &o, &plan);
+	r = kv_plan_arch(m->model, a->draft, &o, &plan);
 	if (r)
 		return kv_ctl_broken(ctl, r);
 	chosen = of_plan(plan, &o);
@@ -517,7 +517,7 @@ static int least(struct kv_ctl *ctl, const struct asked *a, struct one *m)
 	if (m->share.min_bytes)
 		return KV_EXIT_DONE;
 	o.n_seqs = 0;
-	r = kv_plan_model(m->model, a->draft, &o, &plan);
+	r = kv_plan_arch(m->model, a->draft, &o, &plan);
 	if (r)
 		return kv_ctl_broken(ctl, r);
 	for (uint32_t p = 0; p < plan->n_pools; p++)
@@ -561,7 +561,7 @@ int kv_cmd_plan(struct kv_ctl *ctl, int argc, char **argv)
 	if (r)
 		return r;
 	if (a.print_model) {
-		kv_cleanup(kv_freep) char *text = kv_model_print(a.models[0].model);
+		kv_cleanup(kv_freep) char *text = kv_arch_print(a.models[0].model);
 
 		if (!text)
 			return kv_ctl_refuse(ctl, KV_EXIT_FAILED, "no memory");

@@ -19,7 +19,7 @@
 #define KVCACHED_PLAN_H
 
 #include <kvcached/layout.h>
-#include <kvcached/model.h>
+#include <kvcached/arch.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -39,7 +39,7 @@ enum kv_kv_type {
 	KV_KV_F32 = 1,
 	KV_KV_F16 = 2,
 	KV_KV_BF16 = 3,
-	KV_KV_F8 = 4,	/* e4m3 */
+	KV_KV_F8 = 4, /* e4m3 */
 	KV_KV_INT8 = 5,
 	KV_KV_F4 = 6,	     /* two values a byte, one 8-bit scale for 16 */
 	KV_KV_F8_PACKED = 7, /* latent rows: 8-bit latent, a float scale for 128, 16-bit position */
@@ -80,8 +80,8 @@ struct kv_plan_group {
 	char name[24];
 	uint8_t kind; /* enum kv_group_kind */
 	uint32_t window;
-	uint32_t stride;	 /* tokens a stored row stands for */
-	uint32_t block_tokens;	 /* 0 for states: a block is a row */
+	uint32_t stride;       /* tokens a stored row stands for */
+	uint32_t block_tokens; /* 0 for states: a block is a row */
 	uint32_t pool;
 	uint64_t payload_bytes;	 /* of its components in a block */
 	uint64_t blocks_per_seq; /* at the plan's context */
@@ -118,17 +118,17 @@ struct kv_plan {
 	uint32_t layout; /* enum kv_plan_layout */
 	uint64_t budget_bytes;
 	uint64_t used_bytes;
-	uint64_t waste_bytes;	/* budget_bytes - used_bytes: too little for one more of anything */
-	uint64_t null_bytes;	/* of used_bytes: null blocks */
-	uint64_t align_bytes;	/* of used_bytes: padding in blocks */
-	uint64_t token_bytes;	/* a token in all layers that keep all tokens */
-	uint64_t state_bytes;	/* a sequence's states, one row each */
-	uint64_t rows_per_seq;	/* state rows of a sequence: its own, drafts', checkpoints */
+	uint64_t waste_bytes;  /* budget_bytes - used_bytes: too little for one more of anything */
+	uint64_t null_bytes;   /* of used_bytes: null blocks */
+	uint64_t align_bytes;  /* of used_bytes: padding in blocks */
+	uint64_t token_bytes;  /* a token in all layers that keep all tokens */
+	uint64_t state_bytes;  /* a sequence's states, one row each */
+	uint64_t rows_per_seq; /* state rows of a sequence: its own, drafts', checkpoints */
 	uint64_t context;
-	uint64_t seq_bytes;	/* a sequence of `context` tokens, in whole blocks */
+	uint64_t seq_bytes;	 /* a sequence of `context` tokens, in whole blocks */
 	uint64_t seq_need_bytes; /* the same in bytes that hold something */
-	uint64_t n_seqs;	/* of that length, at once */
-	uint64_t n_tokens;	/* at once, if all belong to sequences of that length */
+	uint64_t n_seqs;	 /* of that length, at once */
+	uint64_t n_tokens;	 /* at once, if all belong to sequences of that length */
 	uint32_t n_groups, n_components, n_pools;
 	struct kv_plan_group *groups;
 	struct kv_plan_component *components;
@@ -136,15 +136,15 @@ struct kv_plan {
 };
 
 /**
- * kv_plan_model() - plan the memory of a model and, with it, of its draft model
+ * kv_plan_arch() - plan the memory of a model and, with it, of its draft model
  * @draft: NULL: none. Its layers join the target's groups: one block id serves both.
  *
  * Return: 0; -EINVAL if a field is wrong or a combination can't be (kv_error_text() names it);
  *         -ENOSPC if the budget holds no block besides the null block (the text says how many
  *         bytes would); -EOVERFLOW; -ENOMEM. *ret_plan is for kv_plan_free().
  */
-int kv_plan_model(const struct kv_model *model, const struct kv_model *draft,
-		  const struct kv_plan_options *options, struct kv_plan **ret_plan);
+int kv_plan_arch(const struct kv_arch *model, const struct kv_arch *draft,
+		 const struct kv_plan_options *options, struct kv_plan **ret_plan);
 
 /**
  * kv_plan_groups() - plan groups and components given by hand

@@ -12,7 +12,7 @@
 
 #include "include/internal/error.h"
 #include "include/internal/public.h"
-#include "libclient/model_config.h"
+#include "libclient/arch.h"
 
 enum gguf_type {
 	GGUF_U8,
@@ -95,7 +95,7 @@ static json_t *take_value(struct cursor *c, uint32_t type, bool nested)
 			c->broken = true;
 			return NULL;
 		}
-		list = n <= KV_MODEL_MAX_LAYERS ? json_array() : NULL;
+		list = n <= KV_ARCH_MAX_LAYERS ? json_array() : NULL;
 		for (uint64_t i = 0; i < n && !c->broken; i++) {
 			json_t *v = take_value(c, item, true);
 
@@ -227,7 +227,7 @@ static void rename_state(json_t *config, const char *type)
 	}
 }
 
-static int from_pairs(const json_t *pairs, const char *what, struct kv_model **ret_model)
+static int from_pairs(const json_t *pairs, const char *what, struct kv_arch **ret_model)
 {
 	const char *arch = kv_json_text(pairs, "general.architecture", ""), *type = NULL;
 	json_t *config;
@@ -252,13 +252,13 @@ static int from_pairs(const json_t *pairs, const char *what, struct kv_model **r
 	json_object_set_new(config, "torch_dtype", json_string("float16"));
 	list_layers(config);
 	rename_state(config, type);
-	r = kv_model_from_config(config, what, ret_model);
+	r = kv_arch_from_hf(config, what, ret_model);
 	json_decref(config);
 	return r;
 }
 
-KV_PUBLIC int kv_model_parse_gguf(const void *data, size_t len, const char *what,
-				  struct kv_model **ret_model)
+KV_PUBLIC int kv_arch_parse_gguf(const void *data, size_t len, const char *what,
+				 struct kv_arch **ret_model)
 {
 	struct cursor c = {.data = data, .len = len};
 	uint32_t magic = (uint32_t)take(&c, 4), version = (uint32_t)take(&c, 4);

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "include/internal/error.h"
-#include "libclient/model_config.h"
+#include "libclient/arch.h"
 
 /* How the layers of an architecture take turns where the config has no list of them. */
 enum turn {
@@ -107,8 +107,8 @@ static const struct arch types[] = {
 struct reader {
 	const json_t *config;
 	const struct arch *arch;
-	struct kv_model *model;
-	struct kv_model_layer attention, state;
+	struct kv_arch *model;
+	struct kv_arch_layer attention, state;
 	uint32_t window, hidden;
 };
 
@@ -122,7 +122,7 @@ static int read_window(struct reader *rd)
 
 static int read_attention(struct reader *rd)
 {
-	struct kv_model_layer *l = &rd->attention;
+	struct kv_arch_layer *l = &rd->attention;
 	const json_t *c = rd->config;
 	uint32_t heads;
 	int r;
@@ -162,7 +162,7 @@ static int read_attention(struct reader *rd)
 
 static int read_gdn(struct reader *rd)
 {
-	struct kv_model_layer *l = &rd->state;
+	struct kv_arch_layer *l = &rd->state;
 	uint32_t k_heads, v_heads, k_dim, v_dim, width;
 	int r;
 
@@ -202,7 +202,7 @@ static int read_any(const struct reader *rd, const char *const *keys, int64_t ot
 
 static int read_mamba(struct reader *rd, bool second)
 {
-	struct kv_model_layer *l = &rd->state;
+	struct kv_arch_layer *l = &rd->state;
 	uint32_t expand, inner, heads, head_dim, state, width;
 	int r;
 
@@ -245,7 +245,7 @@ static int read_mamba(struct reader *rd, bool second)
 static int read_state(struct reader *rd)
 {
 	const json_t *kda = json_object_get(rd->config, "linear_attn_config");
-	struct kv_model_layer *l = &rd->state;
+	struct kv_arch_layer *l = &rd->state;
 	uint32_t heads, dim, width;
 	int r;
 
@@ -288,7 +288,7 @@ static int read_state(struct reader *rd)
 
 static void put_window(struct reader *rd, uint32_t i, uint8_t kind)
 {
-	struct kv_model_layer *l = &rd->model->layers[i];
+	struct kv_arch_layer *l = &rd->model->layers[i];
 
 	*l = rd->attention;
 	/* A window that the context can't leave is none. */
@@ -301,7 +301,7 @@ static void put_window(struct reader *rd, uint32_t i, uint8_t kind)
 /* One layer by the name its config gives it. */
 static int put_named(struct reader *rd, uint32_t i, const char *name)
 {
-	struct kv_model_layer *l = &rd->model->layers[i];
+	struct kv_arch_layer *l = &rd->model->layers[i];
 
 	if (!strcmp(name, "full_attention") || !strcmp(name, "attention") || !strcmp(name, "*")) {
 		*l = rd->attention;
@@ -447,7 +447,7 @@ static int put_period(struct reader *rd)
 static int put_v4(struct reader *rd)
 {
 	const json_t *ratios = json_object_get(rd->config, "compress_ratios");
-	struct kv_model_layer v4 = {.kind = KV_LAYER_WINDOW, .form = KV_FORM_V4, .shares = -1};
+	struct kv_arch_layer v4 = {.kind = KV_LAYER_WINDOW, .form = KV_FORM_V4, .shares = -1};
 	uint32_t head;
 	int r;
 
@@ -550,7 +550,7 @@ static int put_layers(struct reader *rd)
 	return put_by_rule(rd);
 }
 
-int kv_model_fill_layers(const json_t *config, const char *type, struct kv_model *model)
+int kv_arch_fill_layers(const json_t *config, const char *type, struct kv_arch *model)
 {
 	struct reader rd = {.config = config, .model = model};
 	const json_t *cross = json_object_get(config, "cross_attention_layers");

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading models: what model.c and the readers of each form share. See <kvcached/model.h>. */
-#ifndef KV_LIBCLIENT_MODEL_CONFIG_H
-#define KV_LIBCLIENT_MODEL_CONFIG_H
+/* Reading models: what model.c and the readers of each form share. See <kvcached/arch.h>. */
+#ifndef KV_LIBCLIENT_ARCH_H
+#define KV_LIBCLIENT_ARCH_H
 
 #include <jansson.h>
 #include <stdbool.h>
 
-#include <kvcached/model.h>
+#include <kvcached/arch.h>
 
 /* A model with @n_layers zeroed layers that own what they keep. */
-int kv_model_new(uint32_t n_layers, const char *what, struct kv_model **ret_model);
+int kv_arch_new(uint32_t n_layers, const char *what, struct kv_arch **ret_model);
 
 /* A field of @object; errors name it. Missing or null: @otherwise, or -EINVAL if @otherwise < 0. */
 int kv_json_u32(const json_t *object, const char *key, int64_t otherwise, uint32_t *ret);
@@ -22,10 +22,10 @@ bool kv_json_has(const json_t *object, const char *key);
 uint8_t kv_json_dtype(const char *name);
 
 /* model_config.c: Hugging Face */
-int kv_model_from_config(const json_t *config, const char *what, struct kv_model **ret_model);
+int kv_arch_from_hf(const json_t *config, const char *what, struct kv_arch **ret_model);
 /* model_layers.c: what each model_type means; -ENOTSUP if it isn't known */
-int kv_model_fill_layers(const json_t *config, const char *type, struct kv_model *model);
+int kv_arch_fill_layers(const json_t *config, const char *type, struct kv_arch *model);
 /* model_json.c: our own form */
-int kv_model_from_json(const json_t *object, const char *what, struct kv_model **ret_model);
+int kv_arch_from_json(const json_t *object, const char *what, struct kv_arch **ret_model);
 
 #endif

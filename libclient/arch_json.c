@@ -13,7 +13,7 @@
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
 #include "include/internal/public.h"
-#include "libclient/model_config.h"
+#include "libclient/arch.h"
 
 static const char *const kinds[] = {"none", "full", "window", "chunked", "state", "cross"};
 static const char *const forms[] = {"heads", "latent", "v4"};
@@ -23,31 +23,31 @@ static const struct {
 	const char *key;
 	size_t offset;
 } fields[] = {
-	{"window", offsetof(struct kv_model_layer, window)},
-	{"kv_heads", offsetof(struct kv_model_layer, n_kv_heads)},
-	{"head_dim", offsetof(struct kv_model_layer, head_dim)},
-	{"v_head_dim", offsetof(struct kv_model_layer, v_head_dim)},
-	{"latent_dim", offsetof(struct kv_model_layer, latent_dim)},
-	{"rope_dim", offsetof(struct kv_model_layer, rope_dim)},
-	{"index_dim", offsetof(struct kv_model_layer, index_dim)},
-	{"compress", offsetof(struct kv_model_layer, compress)},
-	{"conv_width", offsetof(struct kv_model_layer, conv_width)},
-	{"conv_inner", offsetof(struct kv_model_layer, conv_inner)},
-	{"conv_groups", offsetof(struct kv_model_layer, conv_groups)},
-	{"conv_group_dim", offsetof(struct kv_model_layer, conv_group_dim)},
-	{"state_heads", offsetof(struct kv_model_layer, state_heads)},
-	{"state_rows", offsetof(struct kv_model_layer, state_rows)},
-	{"state_cols", offsetof(struct kv_model_layer, state_cols)},
+	{"window", offsetof(struct kv_arch_layer, window)},
+	{"kv_heads", offsetof(struct kv_arch_layer, n_kv_heads)},
+	{"head_dim", offsetof(struct kv_arch_layer, head_dim)},
+	{"v_head_dim", offsetof(struct kv_arch_layer, v_head_dim)},
+	{"latent_dim", offsetof(struct kv_arch_layer, latent_dim)},
+	{"rope_dim", offsetof(struct kv_arch_layer, rope_dim)},
+	{"index_dim", offsetof(struct kv_arch_layer, index_dim)},
+	{"compress", offsetof(struct kv_arch_layer, compress)},
+	{"conv_width", offsetof(struct kv_arch_layer, conv_width)},
+	{"conv_inner", offsetof(struct kv_arch_layer, conv_inner)},
+	{"conv_groups", offsetof(struct kv_arch_layer, conv_groups)},
+	{"conv_group_dim", offsetof(struct kv_arch_layer, conv_group_dim)},
+	{"state_heads", offsetof(struct kv_arch_layer, state_heads)},
+	{"state_rows", offsetof(struct kv_arch_layer, state_rows)},
+	{"state_cols", offsetof(struct kv_arch_layer, state_cols)},
 };
 
 #define N_FIELDS (sizeof(fields) / sizeof(fields[0]))
 
-static void freep_model(struct kv_model **model)
+static void freep_model(struct kv_arch **model)
 {
-	kv_model_free(*model);
+	kv_arch_free(*model);
 }
 
-static uint32_t *field(struct kv_model_layer *l, size_t i)
+static uint32_t *field(struct kv_arch_layer *l, size_t i)
 {
 	return (uint32_t *)(void *)((char *)l + fields[i].offset);
 }
@@ -64,7 +64,7 @@ static int word_of(const char *const *words, size_t n, const char *key, const ch
 			words[1], words[2]);
 }
 
-static int read_layer(const json_t *object, struct kv_model_layer *l)
+static int read_layer(const json_t *object, struct kv_arch_layer *l)
 {
 	int r;
 
@@ -90,7 +90,7 @@ static int read_layer(const json_t *object, struct kv_model_layer *l)
 }
 
 /* What the planner divides by or multiplies with is there. */
-static int check_layer(const struct kv_model_layer *l, uint32_t i)
+static int check_layer(const struct kv_arch_layer *l, uint32_t i)
 {
 	if (l->kind == KV_LAYER_NONE)
 		return 0;
@@ -112,9 +112,9 @@ static int check_layer(const struct kv_model_layer *l, uint32_t i)
 	return 0;
 }
 
-int kv_model_from_json(const json_t *object, const char *what, struct kv_model **ret_model)
+int kv_arch_from_json(const json_t *object, const char *what, struct kv_arch **ret_model)
 {
-	kv_cleanup(freep_model) struct kv_model *model = NULL;
+	kv_cleanup(freep_model) struct kv_arch *model = NULL;
 	const json_t *layers = json_object_get(object, "layers"), *item;
 	uint32_t n_layers = 0, repeat, version, context;
 	size_t i;
@@ -130,11 +130,11 @@ int kv_model_from_json(const json_t *object, const char *what, struct kv_model *
 		r = kv_json_u32(item, "repeat", 1, &repeat);
 		if (r)
 			return r;
-		n_layers += repeat > KV_MODEL_MAX_LAYERS ? KV_MODEL_MAX_LAYERS + 1 : repeat;
-		if (n_layers > KV_MODEL_MAX_LAYERS)
+		n_layers += repeat > KV_ARCH_MAX_LAYERS ? KV_ARCH_MAX_LAYERS + 1 : repeat;
+		if (n_layers > KV_ARCH_MAX_LAYERS)
 			break;
 	}
-	r = kv_model_new(n_layers, what, &model);
+	r = kv_arch_new(n_layers, what, &model);
 	if (r)
 		return r;
 	r = kv_json_u32(object, "context", 0, &context);
@@ -153,7 +153,7 @@ int kv_model_from_json(const json_t *object, const char *what, struct kv_model *
 	n_layers = 0;
 	json_array_foreach(layers, i, item)
 	{
-		struct kv_model_layer layer = {0};
+		struct kv_arch_layer layer = {0};
 
 		r = kv_json_u32(item, "repeat", 1, &repeat);
 		if (!r)
@@ -177,7 +177,7 @@ static const char *dtype_name(uint8_t dtype)
 				  : "fp8";
 }
 
-static json_t *out_layer(struct kv_model_layer *l)
+static json_t *out_layer(struct kv_arch_layer *l)
 {
 	json_t *object = json_pack("{s:s}", "kind", kinds[l->kind]);
 
@@ -191,7 +191,7 @@ static json_t *out_layer(struct kv_model_layer *l)
 	return object;
 }
 
-KV_PUBLIC char *kv_model_print(const struct kv_model *model)
+KV_PUBLIC char *kv_arch_print(const struct kv_arch *model)
 {
 	json_t *layers = json_array(), *object;
 	char *text;

@@ -11,18 +11,18 @@
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
 #include "include/internal/public.h"
-#include "libclient/model_config.h"
+#include "libclient/arch.h"
 
 #define MAX_CONFIG_BYTES ((size_t)16 << 20)
 #define MAX_GGUF_BYTES	 ((size_t)256 << 20) /* metadata, vocabularies included */
 
-int kv_model_new(uint32_t n_layers, const char *what, struct kv_model **ret_model)
+int kv_arch_new(uint32_t n_layers, const char *what, struct kv_arch **ret_model)
 {
-	struct kv_model *model;
+	struct kv_arch *model;
 
-	if (!n_layers || n_layers > KV_MODEL_MAX_LAYERS)
+	if (!n_layers || n_layers > KV_ARCH_MAX_LAYERS)
 		return kv_error(-EINVAL, "%s: %u layers given, 1..%u allowed", what, n_layers,
-				KV_MODEL_MAX_LAYERS);
+				KV_ARCH_MAX_LAYERS);
 	model = calloc(1, sizeof(*model));
 	if (!model)
 		return -ENOMEM;
@@ -40,7 +40,7 @@ int kv_model_new(uint32_t n_layers, const char *what, struct kv_model **ret_mode
 	return 0;
 }
 
-KV_PUBLIC struct kv_model *kv_model_free(struct kv_model *model)
+KV_PUBLIC struct kv_arch *kv_arch_free(struct kv_arch *model)
 {
 	if (!model)
 		return NULL;
@@ -106,8 +106,8 @@ uint8_t kv_json_dtype(const char *name)
 	return 0;
 }
 
-KV_PUBLIC int kv_model_parse(const char *text, size_t len, const char *what,
-			     struct kv_model **ret_model)
+KV_PUBLIC int kv_arch_parse(const char *text, size_t len, const char *what,
+			    struct kv_arch **ret_model)
 {
 	json_error_t where;
 	json_t *object = json_loadb(text, len, JSON_REJECT_DUPLICATES, &where);
@@ -118,9 +118,9 @@ KV_PUBLIC int kv_model_parse(const char *text, size_t len, const char *what,
 	if (!json_is_object(object))
 		r = kv_error(-EINVAL, "%s: holds no JSON object", what);
 	else if (kv_json_has(object, "kvcached_model"))
-		r = kv_model_from_json(object, what, ret_model);
+		r = kv_arch_from_json(object, what, ret_model);
 	else
-		r = kv_model_from_config(object, what, ret_model);
+		r = kv_arch_from_hf(object, what, ret_model);
 	json_decref(object);
 	return r;
 }
@@ -148,7 +148,7 @@ static int read_file(int fd, size_t size, const char *path, char **ret_text)
 	return 0;
 }
 
-KV_PUBLIC int kv_model_read(const char *path, struct kv_model **ret_model)
+KV_PUBLIC int kv_arch_read(const char *path, struct kv_arch **ret_model)
 {
 	kv_cleanup(kv_freep) char *text = NULL;
 	kv_cleanup(kv_closep) int fd = -1;
@@ -180,6 +180,6 @@ KV_PUBLIC int kv_model_read(const char *path, struct kv_model **ret_model)
 	if (r)
 		return r;
 	if (limit == MAX_GGUF_BYTES)
-		return kv_model_parse_gguf(text, size < limit ? size : limit, path, ret_model);
-	return kv_model_parse(text, size, path, ret_model);
+		return kv_arch_parse_gguf(text, size < limit ? size : limit, path, ret_model);
+	return kv_arch_parse(text, size, path, ret_model);
 }

@@ -6,11 +6,11 @@
 
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
-#include "libclient/model_config.h"
+#include "libclient/arch.h"
 
-static void freep_model(struct kv_model **model)
+static void freep_model(struct kv_arch **model)
 {
-	kv_model_free(*model);
+	kv_arch_free(*model);
 }
 
 /* Multimodal configs keep the language model's fields in an object of their own. */
@@ -59,9 +59,9 @@ static int encoder_tokens(const json_t *config, uint32_t *ret_tokens)
 	return 0;
 }
 
-int kv_model_from_config(const json_t *config, const char *what, struct kv_model **ret_model)
+int kv_arch_from_hf(const json_t *config, const char *what, struct kv_arch **ret_model)
 {
-	kv_cleanup(freep_model) struct kv_model *model = NULL;
+	kv_cleanup(freep_model) struct kv_arch *model = NULL;
 	const json_t *text = text_part(config);
 	const char *type = kv_json_text(text, "model_type", kv_json_text(config, "model_type", ""));
 	const char *class =
@@ -76,7 +76,7 @@ int kv_model_from_config(const json_t *config, const char *what, struct kv_model
 			   &n_layers);
 	if (r)
 		return r;
-	r = kv_model_new(n_layers, what, &model);
+	r = kv_arch_new(n_layers, what, &model);
 	if (r)
 		return r;
 	r = kv_json_u32_of(text, "max_position_embeddings",
@@ -94,7 +94,7 @@ int kv_model_from_config(const json_t *config, const char *what, struct kv_model
 	snprintf(model->name, sizeof(model->name), "%s",
 		 kv_json_text(config, "_name_or_path", kv_json_text(config, "name", "")));
 	snprintf(model->architecture, sizeof(model->architecture), "%s", class ? class : type);
-	r = kv_model_fill_layers(text, type, model);
+	r = kv_arch_fill_layers(text, type, model);
 	if (r)
 		return r;
 	*ret_model = kv_steal(model);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A model as far as its cache is concerned: for each layer, what a token and a sequence leave
- * behind. Read from a Hugging Face config.json, from GGUF metadata, or from the JSON that
- * `kvctl plan --json` prints, which is also how to describe an architecture that is not known yet.
+ * Architectures: a model as far as its cache is concerned. For each layer, what a token and a
+ * sequence leave behind. Read from a Hugging Face config.json, from GGUF metadata, or from the JSON
+ * that `kvctl plan --json` prints, which is also how to describe an architecture that is not known
+ * yet.
  *
  * Dimensions are the whole model's; tensor parallelism is applied when memory is planned (plan.h).
  * Plain data, no locks: a model may be read by several threads once it is made.
  */
-#ifndef KVCACHED_MODEL_H
-#define KVCACHED_MODEL_H
+#ifndef KVCACHED_ARCH_H
+#define KVCACHED_ARCH_H
 
 #include <kvcached/types.h>
 
@@ -16,7 +17,7 @@
 extern "C" {
 #endif
 
-#define KV_MODEL_MAX_LAYERS 1024
+#define KV_ARCH_MAX_LAYERS 1024
 
 enum kv_layer_kind {
 	KV_LAYER_NONE = 0,    /* leaves nothing (MLP only, or an encoder) */
@@ -34,24 +35,25 @@ enum kv_layer_form {
 	KV_FORM_V4 = 2,	    /* DeepSeek V4: a window, compressed rows, compressor state */
 };
 
-struct kv_model_layer {
-	uint8_t kind; /* enum kv_layer_kind */
-	uint8_t form; /* enum kv_layer_form */
-	int32_t shares; /* the layer whose K and V this one reads and that has the memory; -1: own */
+struct kv_arch_layer {
+	uint8_t kind;	/* enum kv_layer_kind */
+	uint8_t form;	/* enum kv_layer_form */
+	int32_t shares; /* the layer whose K and V this one reads and that has the memory; -1: own
+			 */
 	uint32_t window;
 	uint32_t n_kv_heads, head_dim, v_head_dim; /* HEADS */
 	uint32_t latent_dim, rope_dim;		   /* LATENT and V4 */
 	uint32_t index_dim;			   /* of an indexer; 0: none */
 	uint32_t compress;			   /* V4: tokens a compressed row stands for */
-	/* STATE, and layers that have a state beside their attention. The convolution keeps `conv_width` steps of
-	 * conv_inner / tp + 2 * conv_groups * conv_group_dim channels (groups are split over ranks,
-	 * and repeated where there are more ranks than groups); the recurrence keeps state_heads
-	 * matrices, split over ranks. */
+	/* STATE, and layers that have a state beside their attention. The convolution keeps
+	 * `conv_width` steps of conv_inner / tp + 2 * conv_groups * conv_group_dim channels (groups
+	 * are split over ranks, and repeated where there are more ranks than groups); the
+	 * recurrence keeps state_heads matrices, split over ranks. */
 	uint32_t conv_width, conv_inner, conv_groups, conv_group_dim;
 	uint32_t state_heads, state_rows, state_cols;
 };
 
-struct kv_model {
+struct kv_arch {
 	char name[KV_NAME_MAX];
 	char architecture[KV_NAME_MAX]; /* class or GGUF name it was read as */
 	uint64_t context;		/* tokens it was made for; 0: not said */
@@ -59,30 +61,29 @@ struct kv_model {
 	uint8_t dtype;			/* enum kv_dtype of weights and activations */
 	uint8_t state_dtype;		/* of recurrences */
 	uint32_t n_layers;
-	struct kv_model_layer *layers;
+	struct kv_arch_layer *layers;
 };
 
 /**
- * kv_model_read() - a model from a file
+ * kv_arch_read() - a model from a file
  * @path: a config.json, a .gguf file, or a folder with a config.json
  *
  * Return: 0; -ENOENT and the like if the file can't be read; -EINVAL if it is no JSON or a field is
  *         missing or wrong (kv_error_text() names it); -ENOTSUP for an architecture that is not
- *         known. *ret_model is for kv_model_free().
+ *         known. *ret_model is for kv_arch_free().
  */
-int kv_model_read(const char *path, struct kv_model **ret_model);
+int kv_arch_read(const char *path, struct kv_arch **ret_model);
 
-/* kv_model_parse() - the same from JSON text; @what names it in errors */
-int kv_model_parse(const char *text, size_t len, const char *what, struct kv_model **ret_model);
+/* kv_arch_parse() - the same from JSON text; @what names it in errors */
+int kv_arch_parse(const char *text, size_t len, const char *what, struct kv_arch **ret_model);
 
-/* kv_model_parse_gguf() - the same from the start of a GGUF file: header and metadata */
-int kv_model_parse_gguf(const void *data, size_t len, const char *what,
-			struct kv_model **ret_model);
+/* kv_arch_parse_gguf() - the same from the start of a GGUF file: header and metadata */
+int kv_arch_parse_gguf(const void *data, size_t len, const char *what, struct kv_arch **ret_model);
 
-/* kv_model_print() - the model as JSON that kv_model_parse() reads; for free(). NULL: no memory. */
-char *kv_model_print(const struct kv_model *model);
+/* kv_arch_print() - the model as JSON that kv_arch_parse() reads; for free(). NULL: no memory. */
+char *kv_arch_print(const struct kv_arch *model);
 
-struct kv_model *kv_model_free(struct kv_model *model);
+struct kv_arch *kv_arch_free(struct kv_arch *model);
 
 #ifdef __cplusplus
 }

@@ -15,7 +15,7 @@
 
 struct draft {
 	const struct kv_plan_options *o;
-	const struct kv_model *model;
+	const struct kv_arch *model;
 	struct kv_plan_group *groups;
 	struct kv_plan_component *components;
 	uint32_t n_groups, n_components;
@@ -129,7 +129,7 @@ static int add_heads(struct draft *d, uint16_t group, bool v, uint32_t n_heads, 
 	return 0;
 }
 
-static int add_latent(struct draft *d, uint16_t group, const struct kv_model_layer *l)
+static int add_latent(struct draft *d, uint16_t group, const struct kv_arch_layer *l)
 {
 	uint32_t type = kv_type(d), dim = l->latent_dim + l->rope_dim;
 
@@ -162,7 +162,7 @@ static int add_latent(struct draft *d, uint16_t group, const struct kv_model_lay
 	return 0;
 }
 
-static int add_v4(struct draft *d, const struct kv_model_layer *l)
+static int add_v4(struct draft *d, const struct kv_arch_layer *l)
 {
 	uint32_t nope = l->latent_dim, stride = nope + 2 * l->rope_dim,
 		 row = stride + nope / 64 + 1;
@@ -210,7 +210,7 @@ static int add_v4(struct draft *d, const struct kv_model_layer *l)
 	return 0;
 }
 
-static int add_state(struct draft *d, const struct kv_model_layer *l)
+static int add_state(struct draft *d, const struct kv_arch_layer *l)
 {
 	uint32_t tp = d->tp, groups = l->conv_groups, channels;
 	uint8_t dtype = d->o->state_type ? (uint8_t)d->o->state_type : d->model->state_dtype;
@@ -240,7 +240,7 @@ static int add_state(struct draft *d, const struct kv_model_layer *l)
 	return 0;
 }
 
-static int add_layer(struct draft *d, const struct kv_model_layer *l)
+static int add_layer(struct draft *d, const struct kv_arch_layer *l)
 {
 	uint32_t first = d->n_components, heads = 0;
 	uint16_t group;
@@ -304,7 +304,7 @@ static int add_layer(struct draft *d, const struct kv_model_layer *l)
 	return 0;
 }
 
-static int add_model(struct draft *d, const struct kv_model *model)
+static int add_model(struct draft *d, const struct kv_arch *model)
 {
 	int r;
 
@@ -449,8 +449,8 @@ static int check_options(const struct kv_plan_options *o)
 	return 0;
 }
 
-KV_PUBLIC int kv_plan_model(const struct kv_model *model, const struct kv_model *draft,
-			    const struct kv_plan_options *options, struct kv_plan **ret_plan)
+KV_PUBLIC int kv_plan_arch(const struct kv_arch *model, const struct kv_arch *draft,
+			   const struct kv_plan_options *options, struct kv_plan **ret_plan)
 {
 	kv_cleanup(freep_draft) struct draft d = {0};
 	struct kv_plan_options o = *options;
