@@ -562,7 +562,7 @@ int kv_arch_fill_layers(const json_t *config, const char *type, struct kv_arch *
 	if (!rd.arch)
 		return kv_error(-ENOTSUP,
 				"model_type: '%s' is not known; describe its layers by hand, as "
-				"kvctl plan --json prints them",
+				"kvctl plan --model prints them",
 				type);
 	if (json_is_array(json_object_get(config, "compress_ratios")))
 		return put_v4(&rd);
@@ -579,8 +579,16 @@ int kv_arch_fill_layers(const json_t *config, const char *type, struct kv_arch *
 		r = share_last(&rd);
 	if (r)
 		return r;
-	for (uint32_t i = 0; i < model->n_layers; i++)
-		if (listed(cross, i, 0))
-			model->layers[i].kind = KV_LAYER_CROSS;
+	for (uint32_t i = 0; i < model->n_layers; i++) {
+		struct kv_arch_layer *l = &model->layers[i];
+
+		if (!listed(cross, i, 0))
+			continue;
+		if (l->kind != KV_LAYER_FULL || l->form != KV_FORM_HEADS || l->state_heads ||
+		    l->shares >= 0)
+			return kv_error(-EINVAL, "cross_attention_layers: layer %u has no heads",
+					i);
+		l->kind = KV_LAYER_CROSS;
+	}
 	return 0;
 }

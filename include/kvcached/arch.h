@@ -2,7 +2,7 @@
 /*
  * Architectures: a model as far as its cache is concerned. For each layer, what a token and a
  * sequence leave behind. Read from a Hugging Face config.json, from GGUF metadata, or from the JSON
- * that `kvctl plan --json` prints, which is also how to describe an architecture that is not known
+ * that `kvctl plan --model` prints, which is also how to describe an architecture that is not known
  * yet.
  *
  * Dimensions are the whole model's; tensor parallelism is applied when memory is planned (plan.h).
