@@ -85,6 +85,29 @@ static int size_component(const struct kv_plan_group *g, struct kv_plan_componen
 	return 0;
 }
 
+/* Where blocks of all groups end, which is where cached prefixes can. */
+static uint64_t common_tokens(const struct kv_plan *plan)
+{
+	uint64_t common = 1;
+
+	for (uint32_t g = 0; g < plan->n_groups; g++) {
+		uint64_t a = common, b = plan->groups[g].block_tokens;
+
+		if (is_row(&plan->groups[g]))
+			continue;
+		while (b) {
+			uint64_t t = a % b;
+
+			a = b;
+			b = t;
+		}
+		if (__builtin_mul_overflow(common / a, (uint64_t)plan->groups[g].block_tokens,
+					   &common))
+			return UINT64_MAX;
+	}
+	return common;
+}
+
 /* Which pool a group's blocks come from, and the pools. */
 static int assign_pools(struct kv_plan *plan)
 {
@@ -392,6 +415,7 @@ static int build(struct kv_plan *plan, const struct kv_plan_options *options)
 	r = fit(plan, options->n_seqs, blocks, blocks + plan->n_pools);
 	if (r)
 		return r;
+	plan->prefix_tokens = common_tokens(plan);
 	need(plan);
 	sum_up(plan);
 	return 0;
@@ -435,6 +459,13 @@ KV_PUBLIC int kv_plan_groups(const struct kv_plan_group *groups, uint32_t n_grou
 		if (r)
 			return r;
 	}
+	for (uint32_t g = 0; g < n_groups; g++)
+		if (options->kernel_tokens && !is_row(&groups[g]) && groups[g].stride == 1 &&
+		    groups[g].block_tokens % options->kernel_tokens)
+			return kv_error(-EINVAL,
+					"kernel_tokens: %u does not divide group %s's blocks of %u",
+					options->kernel_tokens, groups[g].name,
+					groups[g].block_tokens);
 	for (uint32_t i = 0; i < n_components; i++)
 		if (components[i].group >= n_groups)
 			return kv_error(-EINVAL, "components[%u].group: %u given, %u groups", i,

@@ -143,18 +143,38 @@ KV_PUBLIC uint32_t kv_plan_first_head(uint32_t n_heads, uint32_t tp, uint32_t ra
 	return (uint32_t)((uint64_t)rank * n_heads / tp);
 }
 
-KV_PUBLIC int kv_plan_budget(uint64_t total_bytes, uint32_t share_ppm, uint64_t own_bytes,
+KV_PUBLIC int kv_plan_budget(const struct kv_plan_rank *ranks, uint32_t n, uint32_t share_ppm,
 			     uint64_t *ret_bytes)
 {
-	uint64_t share = (uint64_t)((unsigned __int128)total_bytes * share_ppm / 1000000);
+	uint64_t least = UINT64_MAX;
 
 	if (share_ppm > 1000000)
 		return kv_error(-EINVAL, "share_ppm: %u given, at most 1000000 (all)", share_ppm);
-	if (own_bytes >= share)
-		return kv_error(-ENOSPC,
-				"own_bytes: %llu in use by the client itself, its share is %llu",
-				(unsigned long long)own_bytes, (unsigned long long)share);
-	*ret_bytes = share - own_bytes;
+	if (!n)
+		return kv_error(-EINVAL, "ranks: none given");
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t share =
+			(uint64_t)((unsigned __int128)ranks[i].total_bytes * share_ppm / 1000000);
+
+		if (ranks[i].own_bytes >= share)
+			return kv_error(
+				-ENOSPC,
+				"ranks[%u].own_bytes: %llu in use by the client itself, its "
+				"share is %llu",
+				i, (unsigned long long)ranks[i].own_bytes,
+				(unsigned long long)share);
+		share -= ranks[i].own_bytes;
+		least = share < least ? share : least;
+	}
+	for (uint32_t i = 0; i < n; i++)
+		if (ranks[i].free_bytes < least)
+			return kv_error(
+				-ENOSPC,
+				"ranks[%u].free_bytes: %llu, and the client's share leaves it "
+				"%llu: the shares given so far can't be served together",
+				i, (unsigned long long)ranks[i].free_bytes,
+				(unsigned long long)least);
+	*ret_bytes = least;
 	return 0;
 }
 

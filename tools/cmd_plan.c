@@ -138,6 +138,7 @@ static const struct option long_options[] = {
 	{"scales", required_argument, NULL, 'q'},
 	{"state-dtype", required_argument, NULL, 'S'},
 	{"block-size", required_argument, NULL, 'n'},
+	{"kernel-size", required_argument, NULL, 'K'},
 	{"layout", required_argument, NULL, 'l'},
 	{"draft", required_argument, NULL, 'd'},
 	{"draft-tokens", required_argument, NULL, 'D'},
@@ -168,6 +169,8 @@ static int take_option(struct kv_ctl *ctl, struct asked *a, int c, const char *a
 		return parse_word(state_names, 4, arg, &o->state_type);
 	case 'n':
 		return parse_count(arg, &o->block_tokens);
+	case 'K':
+		return parse_count(arg, &o->kernel_tokens);
 	case 'l':
 		return parse_word(layout_names, 6, arg, &o->layout);
 	case 'D':
@@ -320,6 +323,7 @@ static void show_numbers(struct kv_emit *e, const struct one *m, const struct kv
 		{"align_bytes", "padding in blocks", plan->align_bytes, true},
 		{"token_bytes", "a token", plan->token_bytes, true},
 		{"state_bytes", "a sequence's states", plan->state_bytes, true},
+		{"prefix_tokens", "prefixes are multiples of", plan->prefix_tokens, false},
 		{"context", "context, tokens", plan->context, false},
 		{"seq_bytes", "a sequence of that length", plan->seq_bytes, true},
 		{"seq_need_bytes", "of it holding something", plan->seq_need_bytes, true},

@@ -56,6 +56,7 @@ struct kv_plan_options {
 	uint64_t budget_bytes;
 	uint32_t tp;		/* ranks that share the heads; 0: 1 */
 	uint32_t block_tokens;	/* 0: 64, or what the layout needs */
+	uint32_t kernel_tokens; /* blocks that kernels read are parts of this size; 0: whole */
 	uint32_t layout;	/* enum kv_plan_layout */
 	uint32_t kv_type;	/* enum kv_kv_type */
 	uint32_t scales;	/* enum kv_kv_scales */
@@ -118,12 +119,14 @@ struct kv_plan {
 	uint32_t layout; /* enum kv_plan_layout */
 	uint64_t budget_bytes;
 	uint64_t used_bytes;
-	uint64_t waste_bytes;  /* budget_bytes - used_bytes: too little for one more of anything */
-	uint64_t null_bytes;   /* of used_bytes: null blocks */
-	uint64_t align_bytes;  /* of used_bytes: padding in blocks */
-	uint64_t token_bytes;  /* a token in all layers that keep all tokens */
-	uint64_t state_bytes;  /* a sequence's states, one row each */
-	uint64_t rows_per_seq; /* state rows of a sequence: its own, drafts', checkpoints */
+	uint64_t waste_bytes;	/* budget_bytes - used_bytes: too little for one more of anything */
+	uint64_t null_bytes;	/* of used_bytes: null blocks */
+	uint64_t align_bytes;	/* of used_bytes: padding in blocks */
+	uint64_t token_bytes;	/* a token in all layers that keep all tokens */
+	uint64_t state_bytes;	/* a sequence's states, one row each */
+	uint64_t rows_per_seq;	/* state rows of a sequence: its own, drafts', checkpoints */
+	uint64_t prefix_tokens; /* cached prefixes are multiples of this: all groups' blocks end
+				   there */
 	uint64_t context;
 	uint64_t seq_bytes;	 /* a sequence of `context` tokens, in whole blocks */
 	uint64_t seq_need_bytes; /* the same in bytes that hold something */
@@ -184,15 +187,24 @@ int kv_plan_local_heads(uint32_t n_heads, uint32_t tp, uint32_t *ret_heads);
 /* The first head that @rank holds. */
 uint32_t kv_plan_first_head(uint32_t n_heads, uint32_t tp, uint32_t rank);
 
+/* A device as one rank of a client sees it. */
+struct kv_plan_rank {
+	uint64_t total_bytes;
+	uint64_t own_bytes;  /* of the client's weights and buffers there, as it declares them */
+	uint64_t free_bytes; /* of the device now; UINT64_MAX: not measured */
+};
+
 /**
- * kv_plan_budget() - what a client may use for its cache, whoever else is there
- * @total_bytes: of the device
- * @share_ppm:   the client's share of it, in millionths
- * @own_bytes:   what the same client's weights and buffers use, as it declares them
+ * kv_plan_budget() - what a client may use for its cache on each rank, whoever else is there
+ * @share_ppm: the client's share of each device, in millionths
  *
- * Return: 0; -ENOSPC if its own use leaves nothing of the share.
+ * The least of share * total - own over the ranks. What is free now never makes it smaller: either
+ * it is there, or the answer is no.
+ *
+ * Return: 0; -ENOSPC if a rank's own use leaves nothing of the share, or less is free than that:
+ *         the text has the rank and the numbers.
  */
-int kv_plan_budget(uint64_t total_bytes, uint32_t share_ppm, uint64_t own_bytes,
+int kv_plan_budget(const struct kv_plan_rank *ranks, uint32_t n, uint32_t share_ppm,
 		   uint64_t *ret_bytes);
 
 struct kv_plan_share {

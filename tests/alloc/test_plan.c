@@ -201,6 +201,29 @@ START_TEST(states_in_rows_leave_the_block_size_alone)
 }
 END_TEST
 
+START_TEST(prefixes_blocks_and_kernels_have_sizes_of_their_own)
+{
+	/* states in blocks of 1088 tokens: so are prefixes; in rows, blocks of 128 give prefixes of
+	 * 128, and kernels read them by 64 */
+	KV_OPTIONS(kv_plan_options, o, .budget_bytes = 60 * GIB, .context = 8192,
+		   .layout = KV_PLAN_FLAT, .kernel_tokens = 64);
+	struct kv_plan *plan;
+
+	uniform(4, gdn(), 262144);
+	layers[3] = attention(2, 256);
+	plan = planned(&o);
+	ck_assert_uint_eq(plan->prefix_tokens, 1088);
+	kv_plan_free(plan);
+	o.layout = KV_PLAN_SPLIT;
+	o.block_tokens = 128;
+	plan = planned(&o);
+	ck_assert_uint_eq(plan->prefix_tokens, 128);
+	kv_plan_free(plan);
+	o.kernel_tokens = 48;
+	refused(&o, -EINVAL, "kernel_tokens");
+}
+END_TEST
+
 START_TEST(draft_tokens_and_checkpoints_have_rows)
 {
 	KV_OPTIONS(kv_plan_options, o, .budget_bytes = 8 * GIB, .context = 1024, .draft_tokens = 3,
@@ -380,15 +403,33 @@ END_TEST
 /* D35: a client's budget does not depend on its neighbours. */
 START_TEST(d35_a_budget_is_the_clients_own)
 {
+	struct kv_plan_rank rank = {23609475072, 3099983872, 23609475072 - 3099983872};
+	struct kv_plan_rank all = {UINT64_MAX, 0, UINT64_MAX}, two[2] = {rank, rank};
 	uint64_t bytes = 0;
 
-	ck_assert_int_eq(kv_plan_budget(23609475072, 200000, 3099983872, &bytes), 0);
+	/* the first; then a second, with the first and its cache on the device; then alone again */
+	ck_assert_int_eq(kv_plan_budget(&rank, 1, 200000, &bytes), 0);
 	ck_assert_uint_eq(bytes / 360448, 4499);
-	ck_assert_int_eq(kv_plan_budget(23609475072, 200000, 4721895014, &bytes), -ENOSPC);
+	rank.free_bytes -= bytes + 3099983872;
+	ck_assert_int_eq(kv_plan_budget(&rank, 1, 200000, &bytes), 0);
+	ck_assert_uint_eq(bytes / 360448, 4499);
+	/* more than is there: refused with the numbers, not made smaller */
+	rank.free_bytes = 1621911141;
+	ck_assert_int_eq(kv_plan_budget(&rank, 1, 200000, &bytes), -ENOSPC);
+	ck_assert_msg(strstr(kv_error_text(), "1621911141") &&
+			      strstr(kv_error_text(), "1621911142"),
+		      "%s", kv_error_text());
+	rank.own_bytes = 4721895014;
+	ck_assert_int_eq(kv_plan_budget(&rank, 1, 200000, &bytes), -ENOSPC);
 	ck_assert_msg(strstr(kv_error_text(), "4721895014"), "%s", kv_error_text());
-	ck_assert_int_eq(kv_plan_budget(UINT64_MAX, 1000000, 0, &bytes), 0);
+	/* the rank with least decides for all */
+	two[1].own_bytes += 1000;
+	ck_assert_int_eq(kv_plan_budget(two, 2, 200000, &bytes), 0);
+	ck_assert_uint_eq(bytes, 1621911142 - 1000);
+	ck_assert_int_eq(kv_plan_budget(&all, 1, 1000000, &bytes), 0);
 	ck_assert_uint_eq(bytes, UINT64_MAX);
-	ck_assert_int_eq(kv_plan_budget(1, 1000001, 0, &bytes), -EINVAL);
+	ck_assert_int_eq(kv_plan_budget(&all, 1, 1000001, &bytes), -EINVAL);
+	ck_assert_int_eq(kv_plan_budget(&all, 0, 1, &bytes), -EINVAL);
 }
 END_TEST
 
@@ -570,6 +611,7 @@ int main(void)
 	tcase_add_test(t, fields_out_of_range_are_named);
 	tcase_add_test(t, a_model_of_nothing_but_states_has_rows);
 	tcase_add_test(t, states_in_rows_leave_the_block_size_alone);
+	tcase_add_test(t, prefixes_blocks_and_kernels_have_sizes_of_their_own);
 	tcase_add_test(t, draft_tokens_and_checkpoints_have_rows);
 	tcase_add_test(t, a_draft_model_rides_on_the_same_blocks);
 	tcase_add_test(t, layers_that_share_have_no_bytes);
