@@ -37,13 +37,15 @@ says() {
 	grep -Eq -- "$1" "$dir/err" || fail "no word of: $1"
 }
 
+comma=[
 for model in "$models"/*.json; do
 	expect 0 "$model" --budget 200G
 	[ ! -s "$dir/err" ] || fail "$model: words on stderr"
 	expect 0 "$model" --budget 200G --json
-	{ [ -s "$dir/all" ] && echo , || echo '['; cat "$dir/out"; } >>"$dir/all"
+	{ echo "$comma" && cat "$dir/out"; } >>"$dir/all"
+	comma=,
 done
-{ cat "$dir/all"; echo ']'; } >"$dir/out"
+{ cat "$dir/all" && echo ']'; } >"$dir/out"
 holds 'len(x) > 30 and all(m["used_bytes"] + m["waste_bytes"] == 200 << 30 for m in x)'
 holds 'all(sum(p["bytes"] for p in m["pools"]) == m["used_bytes"] for m in x)'
 holds 'all(c["offset"] % 256 == 0 for m in x for c in m["components"])'
