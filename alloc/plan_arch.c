@@ -24,7 +24,7 @@ struct draft {
 };
 
 #define MAX_GROUPS 256u
-#define PER_LAYER  6u
+#define PER_LAYER  10u
 
 static const struct {
 	uint8_t dtype;
@@ -240,9 +240,36 @@ static int add_state(struct draft *d, const struct kv_arch_layer *l)
 	return 0;
 }
 
+/* K and V of an encoder's output: a constant of the sequence. */
+static int add_cross(struct draft *d, const struct kv_arch_layer *l, uint32_t n_heads)
+{
+	uint32_t first = d->n_components, heads;
+	uint16_t group;
+	int r;
+
+	if (!d->model->encoder_tokens)
+		return kv_error(-EINVAL, "encoder_tokens: 0, and layer %u attends to an encoder",
+				d->layer);
+	r = kv_plan_local_heads(n_heads, d->tp, &heads);
+	if (!r)
+		r = group_of(d, "cross", KV_GROUP_CROSS, 0, 1, 0, &group);
+	if (!r)
+		r = add_heads(d, group, false, heads, l->head_dim);
+	if (!r)
+		r = add_heads(d, group, true, heads, l->v_head_dim);
+	if (r)
+		return r;
+	for (uint32_t i = first; i < d->n_components; i++) {
+		d->components[i].const_bytes =
+			d->components[i].slot_bytes * d->model->encoder_tokens;
+		d->components[i].slot_bytes = 0;
+	}
+	return 0;
+}
+
 static int add_layer(struct draft *d, const struct kv_arch_layer *l)
 {
-	uint32_t first = d->n_components, heads = 0;
+	uint32_t heads = 0;
 	uint16_t group;
 	char name[24];
 	int r;
@@ -257,8 +284,9 @@ static int add_layer(struct draft *d, const struct kv_arch_layer *l)
 		r = add_state(d, l);
 		if (r)
 			return r;
-		first = d->n_components;
 	}
+	if (l->kind == KV_LAYER_CROSS)
+		return add_cross(d, l, l->n_kv_heads);
 	if (l->form == KV_FORM_HEADS) {
 		r = kv_plan_local_heads(l->n_kv_heads, d->tp, &heads);
 		if (r)
@@ -275,9 +303,6 @@ static int add_layer(struct draft *d, const struct kv_arch_layer *l)
 			     l->kind == KV_LAYER_WINDOW ? KV_GROUP_WINDOW : KV_GROUP_CHUNKED,
 			     l->window, 1, d->block_tokens, &group);
 		break;
-	case KV_LAYER_CROSS:
-		r = group_of(d, "cross", KV_GROUP_CROSS, 0, 1, 0, &group);
-		break;
 	default:
 		r = group_of(d, "full", KV_GROUP_FULL, 0, 1, d->block_tokens, &group);
 	}
@@ -290,18 +315,9 @@ static int add_layer(struct draft *d, const struct kv_arch_layer *l)
 		if (!r)
 			r = add_heads(d, group, true, heads, l->v_head_dim);
 	}
-	if (r || l->kind != KV_LAYER_CROSS)
-		return r;
-	/* The encoder's tokens are a constant of the sequence. */
-	if (!d->model->encoder_tokens)
-		return kv_error(-EINVAL, "encoder_tokens: 0, and layer %u attends to an encoder",
-				d->layer);
-	for (uint32_t i = first; i < d->n_components; i++) {
-		d->components[i].const_bytes =
-			d->components[i].slot_bytes * d->model->encoder_tokens;
-		d->components[i].slot_bytes = 0;
-	}
-	return 0;
+	if (!r && l->cross_heads)
+		r = add_cross(d, l, l->cross_heads);
+	return r;
 }
 
 static int add_model(struct draft *d, const struct kv_arch *model)

@@ -179,25 +179,59 @@ static const struct {
 	{"granite", "granite"},
 };
 
-/* Models whose layers differ list their KV heads; a layer with none is recurrent. */
-static void list_layers(json_t *config)
+/*
+ * Models whose layers differ list their KV heads, and which layers slide. A layer without KV heads
+ * is recurrent. @heads: what was listed; the config keeps the most.
+ */
+static int list_layers(json_t *config, const char *type, const json_t *heads)
 {
-	json_t *heads = json_object_get(config, "num_key_value_heads"), *layers, *v;
+	json_t *slides = json_object_get(config, "sliding_window_pattern"), *layers;
+	size_t n = json_array_size(heads) ? json_array_size(heads) : json_array_size(slides);
+	bool differ = json_is_array(slides);
 	json_int_t most = 0;
-	size_t i;
 
-	if (!json_is_array(heads))
-		return;
+	if (json_array_size(heads) && differ && json_array_size(slides) != n)
+		return kv_error(-EINVAL,
+				"attention.sliding_window_pattern: %zu layers, %zu have heads",
+				json_array_size(slides), n);
 	layers = json_array();
-	json_array_foreach(heads, i, v)
-	{
-		json_int_t n = json_integer_value(v);
+	for (size_t i = 0; i < n; i++) {
+		const json_t *slide = json_array_get(slides, i);
+		json_int_t k = json_integer_value(json_array_get(heads, i));
+		const char *name = "attention";
 
-		json_array_append_new(layers, json_string(n ? "attention" : "mamba"));
-		most = n > most ? n : most;
+		if (heads && !k) {
+			name = "mamba";
+			differ = true;
+		} else if (json_is_true(slide) || json_integer_value(slide)) {
+			name = strcmp(type, "llama4") ? "sliding_attention" : "chunked_attention";
+		}
+		json_array_append_new(layers, json_string(name));
+		most = k > most ? k : most;
 	}
-	json_object_set_new(config, "num_key_value_heads", json_integer(most));
-	json_object_set_new(config, "layer_types", layers);
+	if (heads)
+		json_object_set_new(config, "num_key_value_heads", json_integer(most));
+	if (differ)
+		json_object_set(config, "layer_types", layers);
+	json_decref(layers);
+	return 0;
+}
+
+static int give_heads(const json_t *heads, struct kv_arch *model)
+{
+	for (uint32_t i = 0; heads && i < model->n_layers; i++) {
+		json_int_t n = json_integer_value(json_array_get(heads, i));
+		struct kv_arch_layer *l = &model->layers[i];
+
+		if (l->kind == KV_LAYER_STATE || l->form != KV_FORM_HEADS)
+			continue;
+		if (n < 1 || n > 65536)
+			return kv_error(-EINVAL,
+					"attention.head_count_kv[%u]: %lld, 1..65536 allowed", i,
+					(long long)n);
+		l->n_kv_heads = (uint32_t)n;
+	}
+	return 0;
 }
 
 /* Recurrences say their sizes otherwise than configs do. */
@@ -230,7 +264,8 @@ static void rename_state(json_t *config, const char *type)
 static int from_pairs(const json_t *pairs, const char *what, struct kv_arch **ret_model)
 {
 	const char *arch = kv_json_text(pairs, "general.architecture", ""), *type = NULL;
-	json_t *config;
+	struct kv_arch *model = NULL;
+	json_t *config, *heads;
 	char key[128];
 	int r;
 
@@ -250,11 +285,22 @@ static int from_pairs(const json_t *pairs, const char *what, struct kv_arch **re
 	}
 	/* A file has the value type of weights, not of K and V: engines keep those in 16 bits. */
 	json_object_set_new(config, "torch_dtype", json_string("float16"));
-	list_layers(config);
+	heads = json_object_get(config, "num_key_value_heads");
+	heads = json_is_array(heads) ? json_incref(heads) : NULL;
+	r = list_layers(config, type, heads);
 	rename_state(config, type);
-	r = kv_arch_from_hf(config, what, ret_model);
+	if (!r)
+		r = kv_arch_from_hf(config, what, &model);
+	if (!r)
+		r = give_heads(heads, model);
+	json_decref(heads);
 	json_decref(config);
-	return r;
+	if (r) {
+		kv_arch_free(model);
+		return r;
+	}
+	*ret_model = model;
+	return 0;
 }
 
 KV_PUBLIC int kv_arch_parse_gguf(const void *data, size_t len, const char *what,

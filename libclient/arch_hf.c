@@ -59,11 +59,26 @@ static int encoder_tokens(const json_t *config, uint32_t *ret_tokens)
 	return 0;
 }
 
-int kv_arch_from_hf(const json_t *config, const char *what, struct kv_arch **ret_model)
+/* Decoders behind an encoder have names of their own for what all models have. */
+static int decoder_part(json_t *config, uint32_t *ret_encoder_tokens)
+{
+	static const char *const names[][2] = {
+		{"decoder_layers", "num_hidden_layers"},
+		{"decoder_attention_heads", "num_attention_heads"},
+		{"d_model", "hidden_size"},
+		{"max_target_positions", "max_position_embeddings"},
+	};
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		if (kv_json_has(config, names[i][0]))
+			json_object_set(config, names[i][1], json_object_get(config, names[i][0]));
+	return kv_json_u32(config, "max_source_positions", -1, ret_encoder_tokens);
+}
+
+static int read_model(const json_t *config, const json_t *text, const char *type, const char *what,
+		      struct kv_arch **ret_model)
 {
 	kv_cleanup(freep_model) struct kv_arch *model = NULL;
-	const json_t *text = text_part(config);
-	const char *type = kv_json_text(text, "model_type", kv_json_text(config, "model_type", ""));
 	const char *class =
 		json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
 	const char *state = kv_json_text(text, "mamba_ssm_dtype",
@@ -99,4 +114,26 @@ int kv_arch_from_hf(const json_t *config, const char *what, struct kv_arch **ret
 		return r;
 	*ret_model = kv_steal(model);
 	return 0;
+}
+
+int kv_arch_from_hf(const json_t *config, const char *what, struct kv_arch **ret_model)
+{
+	const json_t *text = text_part(config);
+	const char *type = kv_json_text(text, "model_type", kv_json_text(config, "model_type", ""));
+	uint32_t encoder_tokens;
+	json_t *decoder;
+	int r;
+
+	if (strcmp(type, "whisper"))
+		return read_model(config, text, type, what, ret_model);
+	decoder = json_copy((json_t *)text);
+	if (!decoder)
+		return -ENOMEM;
+	r = decoder_part(decoder, &encoder_tokens);
+	if (!r)
+		r = read_model(config, decoder, type, what, ret_model);
+	if (!r)
+		(*ret_model)->encoder_tokens = encoder_tokens;
+	json_decref(decoder);
+	return r;
 }

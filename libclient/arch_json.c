@@ -31,6 +31,7 @@ static const struct {
 	{"rope_dim", offsetof(struct kv_arch_layer, rope_dim)},
 	{"index_dim", offsetof(struct kv_arch_layer, index_dim)},
 	{"compress", offsetof(struct kv_arch_layer, compress)},
+	{"cross_heads", offsetof(struct kv_arch_layer, cross_heads)},
 	{"conv_width", offsetof(struct kv_arch_layer, conv_width)},
 	{"conv_inner", offsetof(struct kv_arch_layer, conv_inner)},
 	{"conv_groups", offsetof(struct kv_arch_layer, conv_groups)},
@@ -100,6 +101,12 @@ static int check_layer(const struct kv_arch_layer *l, uint32_t i)
 					l->shares);
 		return 0;
 	}
+	if (l->cross_heads &&
+	    (l->kind == KV_LAYER_STATE || l->kind == KV_LAYER_CROSS || l->form != KV_FORM_HEADS))
+		return kv_error(-EINVAL,
+				"layers[%u].cross_heads: %u given, the layer has no heads besides "
+				"them",
+				i, l->cross_heads);
 	if (l->kind == KV_LAYER_STATE && (!l->state_heads || !l->state_rows || !l->state_cols))
 		return kv_error(-EINVAL, "layers[%u]: a state needs state_heads, _rows and _cols",
 				i);

@@ -43,6 +43,7 @@ struct arch {
 static const struct arch types[] = {
 	{"llama", ALL_FULL},
 	{"mllama_text_model", ALL_FULL},
+	{"whisper", ALL_FULL},
 	{"llama4_text", CHUNK_NO_ROPE},
 	{"llama4", CHUNK_NO_ROPE},
 	{"mistral", ALL_WINDOW},
@@ -582,10 +583,12 @@ int kv_arch_fill_layers(const json_t *config, const char *type, struct kv_arch *
 	for (uint32_t i = 0; i < model->n_layers; i++) {
 		struct kv_arch_layer *l = &model->layers[i];
 
+		if (!strcmp(type, "whisper")) /* to its own tokens, and to the sound */
+			l->cross_heads = l->n_kv_heads;
 		if (!listed(cross, i, 0))
 			continue;
 		if (l->kind != KV_LAYER_FULL || l->form != KV_FORM_HEADS || l->state_heads ||
-		    l->shares >= 0)
+		    l->shares >= 0 || l->cross_heads)
 			return kv_error(-EINVAL, "cross_attention_layers: layer %u has no heads",
 					i);
 		l->kind = KV_LAYER_CROSS;

@@ -45,6 +45,7 @@ struct kv_arch_layer {
 	uint32_t latent_dim, rope_dim;		   /* LATENT and V4 */
 	uint32_t index_dim;			   /* of an indexer; 0: none */
 	uint32_t compress;			   /* V4: tokens a compressed row stands for */
+	uint32_t cross_heads; /* KV heads of a second attention, to an encoder's output; 0: none */
 	/* STATE, and layers that have a state beside their attention. The convolution keeps
 	 * `conv_width` steps of conv_inner / tp + 2 * conv_groups * conv_group_dim channels (groups
 	 * are split over ranks, and repeated where there are more ranks than groups); the

@@ -18,7 +18,8 @@
 #endif
 
 static struct kv_arch_layer layers[16];
-static struct kv_arch model = {.dtype = KV_BF16, .state_dtype = KV_F32, .layers = layers};
+static struct kv_arch model = {
+	.dtype = KV_BF16, .state_dtype = KV_F32, .encoder_tokens = 37, .layers = layers};
 
 static struct kv_arch_layer attention(uint32_t heads, uint32_t dim)
 {
@@ -81,6 +82,8 @@ static void random_layer(struct kv_arch_layer *l, uint32_t i)
 					    .compress = pick(2) ? 4 : 128};
 	} else if (kind == 5 && i) {
 		l->shares = (int32_t)pick(i);
+	} else if (kind == 6) {
+		l->cross_heads = l->n_kv_heads;
 	}
 }
 

@@ -5,6 +5,7 @@
  */
 #include <check.h>
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,6 +86,8 @@ static const struct {
 	/* each of 44 layers has both: 2 heads of 128: 1,024 B; (24*128 + 2*256) * 3 * 2 = 21,504
 	 * and 24 heads of 128*256 floats = 3,145,728 */
 	{"falcon-h1-7b", 1, 44 * 1024, 44 * (21504 + 3145728), 44, 0, 44},
+	/* the decoder's 4 layers, 20 heads of 1280 / 20 = 64: 5,120 B */
+	{"whisper-large-v3-turbo", 1, 4 * 5120, 0, 4, 0, 0},
 };
 
 static struct kv_arch *read_model(const char *name)
@@ -183,6 +186,30 @@ START_TEST(cross_attention_is_a_constant_of_the_sequence)
 }
 END_TEST
 
+START_TEST(a_decoder_keeps_its_own_tokens_and_its_encoders)
+{
+	/* 4 layers of 20 heads of 64 in 2 B, K and V: 5,120 B a token; 1,500 tokens of sound */
+	KV_OPTIONS(kv_plan_options, o, .budget_bytes = GIB, .tp = 2);
+	struct kv_arch *model = read_model("whisper-large-v3-turbo");
+	struct kv_plan *plan;
+
+	ck_assert_uint_eq(model->n_layers, 4);
+	ck_assert_uint_eq(model->context, 448);
+	ck_assert_uint_eq(model->encoder_tokens, 1500);
+	ck_assert_int_eq(kv_plan_arch(model, NULL, &o, &plan), 0);
+	ck_assert_uint_eq(plan->token_bytes, 4 * 2560);
+	ck_assert_uint_eq(plan->n_pools, 2);
+	for (uint32_t p = 0; p < 2; p++) {
+		bool cross = !strcmp(plan->pools[p].name, "cross");
+
+		ck_assert_uint_eq(plan->pools[p].block_bytes, 4 * 2560 * (cross ? 1500 : 64));
+		ck_assert_uint_eq(plan->pools[p].blocks_per_seq, cross ? 1 : 7);
+	}
+	kv_plan_free(plan);
+	kv_arch_free(model);
+}
+END_TEST
+
 START_TEST(what_is_printed_reads_as_the_same_model)
 {
 	for (size_t i = 0; i < sizeof(families) / sizeof(families[0]); i++) {
@@ -257,6 +284,10 @@ static const struct {
 	{"{\"kvcached_model\": 1, \"layers\": [{\"kind\": \"full\"}]}", -EINVAL, "kv_heads"},
 	{"{\"kvcached_model\": 1, \"layers\": [{\"repeat\": 999999}]}", -EINVAL, "layers"},
 	{"{\"kvcached_model\": 1, \"layers\": [{\"shares\": 0}]}", -EINVAL, "shares"},
+	{"{\"kvcached_model\": 1, \"layers\": [{\"kind\": \"cross\", \"kv_heads\": 1, "
+	 "\"head_dim\": 64, \"cross_heads\": 1}]}",
+	 -EINVAL, "cross_heads"},
+	{"{\"model_type\": \"whisper\", \"decoder_layers\": 4}", -EINVAL, "max_source_positions"},
 };
 
 START_TEST(a_config_that_is_wrong_is_refused_by_name)
@@ -305,6 +336,17 @@ static void put_u32(const char *key, uint32_t value)
 	put_text(key);
 	put(&type, 4);
 	put(&value, 4);
+}
+
+static void put_list(const char *key, uint32_t type, uint64_t n, const void *items, size_t bytes)
+{
+	uint32_t array = 9;
+
+	put_text(key);
+	put(&array, 4);
+	put(&type, 4);
+	put(&n, 8);
+	put(items, bytes);
 }
 
 static void start_gguf(uint64_t n_pairs, const char *architecture)
@@ -361,19 +403,14 @@ END_TEST
 START_TEST(gguf_lists_of_heads_tell_recurrent_layers)
 {
 	/* Jamba-like: 4 layers, the third attends; 64 channels of 2 * 32, 16 states each */
-	uint32_t array = 9, i32 = 5, heads[] = {0, 0, 8, 0};
-	uint64_t n = 4;
+	uint32_t heads[] = {0, 0, 8, 0};
 	struct kv_arch *model;
 
 	start_gguf(8, "jamba");
 	put_u32("jamba.block_count", 4);
 	put_u32("jamba.embedding_length", 32);
 	put_u32("jamba.attention.head_count", 8);
-	put_text("jamba.attention.head_count_kv");
-	put(&array, 4);
-	put(&i32, 4);
-	put(&n, 8);
-	put(heads, sizeof(heads));
+	put_list("jamba.attention.head_count_kv", 5, 4, heads, sizeof(heads));
 	put_u32("jamba.ssm.conv_kernel", 4);
 	put_u32("jamba.ssm.inner_size", 64);
 	put_u32("jamba.ssm.state_size", 16);
@@ -384,6 +421,48 @@ START_TEST(gguf_lists_of_heads_tell_recurrent_layers)
 	ck_assert_uint_eq(model->layers[0].kind, KV_LAYER_STATE);
 	ck_assert_uint_eq(model->layers[0].state_heads, 64);
 	ck_assert_uint_eq(model->layers[0].state_cols, 16);
+	kv_arch_free(model);
+}
+END_TEST
+
+static void put_gemma(const uint32_t *heads, const uint8_t *slides, uint64_t n_slides)
+{
+	start_gguf(9, "gemma3");
+	put_u32("gemma3.block_count", 4);
+	put_u32("gemma3.context_length", 8192);
+	put_u32("gemma3.embedding_length", 512);
+	put_u32("gemma3.attention.head_count", 8);
+	put_u32("gemma3.attention.key_length", 64);
+	put_u32("gemma3.attention.sliding_window", 512);
+	put_list("gemma3.attention.head_count_kv", 5, 4, heads, 16);
+	put_list("gemma3.attention.sliding_window_pattern", 7, n_slides, slides, n_slides);
+}
+
+START_TEST(gguf_lists_tell_sliding_layers_and_heads_of_each)
+{
+	/* 4 layers, the third keeps all: 4, 4, 8, 4 KV heads of 64 */
+	KV_OPTIONS(kv_plan_options, o, .budget_bytes = GIB, .layout = KV_PLAN_GROUPED);
+	uint32_t heads[] = {4, 4, 8, 4};
+	uint8_t slides[] = {1, 1, 0, 1};
+	struct kv_arch *model;
+	struct kv_plan *plan;
+
+	put_gemma(heads, slides, 3);
+	ck_assert_int_eq(kv_arch_parse_gguf(gguf, gguf_len, "x.gguf", &model), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kv_error_text(), "sliding_window_pattern"));
+	put_gemma(heads, slides, 4);
+	ck_assert_msg(kv_arch_parse_gguf(gguf, gguf_len, "x.gguf", &model) == 0, "%s",
+		      kv_error_text());
+	for (uint32_t i = 0; i < 4; i++) {
+		ck_assert_uint_eq(model->layers[i].kind,
+				  slides[i] ? KV_LAYER_WINDOW : KV_LAYER_FULL);
+		ck_assert_uint_eq(model->layers[i].n_kv_heads, heads[i]);
+	}
+	/* 8 * 64 * 2 * 2 B a token; a window's layers 4 * 64 * 2 * 2 B */
+	ck_assert_int_eq(kv_plan_arch(model, NULL, &o, &plan), 0);
+	ck_assert_uint_eq(plan->token_bytes, 2048);
+	ck_assert_uint_eq(plan->groups[0].payload_bytes, 64 * 3 * 1024);
+	kv_plan_free(plan);
 	kv_arch_free(model);
 }
 END_TEST
@@ -399,6 +478,7 @@ int main(void)
 			    sizeof(families) / sizeof(families[0]));
 	tcase_add_test(t, deepseek_v4_has_six_groups);
 	tcase_add_test(t, cross_attention_is_a_constant_of_the_sequence);
+	tcase_add_test(t, a_decoder_keeps_its_own_tokens_and_its_encoders);
 	tcase_add_test(t, what_is_printed_reads_as_the_same_model);
 	tcase_add_test(t, a_model_described_by_hand_is_planned);
 	tcase_add_loop_test(t, a_config_that_is_wrong_is_refused_by_name, 0,
@@ -406,6 +486,7 @@ int main(void)
 	tcase_add_test(t, a_file_that_is_not_there_is_named);
 	tcase_add_test(t, gguf_metadata_says_the_same_as_a_config);
 	tcase_add_test(t, gguf_lists_of_heads_tell_recurrent_layers);
+	tcase_add_test(t, gguf_lists_tell_sliding_layers_and_heads_of_each);
 	suite_add_tcase(s, t);
 	runner = srunner_create(s);
 	srunner_run_all(runner, CK_ENV);
