@@ -469,11 +469,16 @@ KV_PUBLIC int kv_plan_arch(const struct kv_arch *model, const struct kv_arch *dr
 			   const struct kv_plan_options *options, struct kv_plan **ret_plan)
 {
 	kv_cleanup(freep_draft) struct draft d = {0};
-	struct kv_plan_options o = *options;
+	struct kv_plan_options o = {0};
 	uint32_t n_layers = model->n_layers + (draft ? draft->n_layers : 0);
 	bool v4 = false;
 	int r;
 
+	if (options->size < sizeof(size_t) || options->size > 4096)
+		return kv_error(-EINVAL, "options.size: %zu given; sizeof the struct is needed",
+				options->size);
+	memcpy(&o, options, options->size < sizeof(o) ? options->size : sizeof(o));
+	o.size = sizeof(o);
 	r = check_options(&o);
 	if (r)
 		return r;

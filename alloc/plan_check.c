@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans: their equations, their pools as layouts, and budgets of clients that share a device. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -88,26 +89,76 @@ KV_PUBLIC int kv_plan_check(const struct kv_plan *plan)
 	return check_components(plan, sorted);
 }
 
+/* Tokens of a block; of an encoder, whose K and V are a constant of the plan. */
+static int layout_tokens(const struct kv_plan_pool *p, const struct kv_plan_component *c,
+			 uint32_t *ret_tokens)
+{
+	uint64_t tokens = p->block_tokens ? p->block_tokens : 1;
+	uint64_t row = (uint64_t)c->n_heads * c->head_dim * kv_dtype_bytes(c->dtype);
+
+	if (!p->block_tokens && c->role != KV_ROLE_STATE && row)
+		tokens = c->const_bytes / row;
+	if (tokens > KV_MAX_BLOCK_TOKENS)
+		return kv_error(-ENOTSUP,
+				"pool %s: blocks of %llu tokens, a kv_layout has at most %d",
+				p->name, (unsigned long long)tokens, KV_MAX_BLOCK_TOKENS);
+	*ret_tokens = (uint32_t)tokens;
+	return 0;
+}
+
+/* Strides and sizes that a layout has by itself are those of the plan. */
+static int check_layout(const struct kv_plan_pool *p, const struct kv_layout *layout)
+{
+	uint64_t bytes;
+	int r = kv_layout_block_bytes(layout, NULL, &bytes);
+
+	if (r)
+		return r == -EINVAL ? -ENOTSUP : r;
+	if (bytes != p->block_bytes)
+		return kv_error(
+			-ENOTSUP,
+			"pool %s: its blocks have %llu bytes, as a kv_layout they would have %llu",
+			p->name, (unsigned long long)p->block_bytes, (unsigned long long)bytes);
+	return 0;
+}
+
 KV_PUBLIC int kv_plan_pool_layout(const struct kv_plan *plan, uint32_t pool,
 				  struct kv_component *components, struct kv_layout *ret_layout)
 {
 	const struct kv_plan_pool *p;
+	struct kv_layout layout = {.components = components};
 	uint32_t n = 0;
+	int r;
 
 	if (pool >= plan->n_pools)
 		return kv_error(-EINVAL, "pool: %u given, the plan has %u", pool, plan->n_pools);
 	p = &plan->pools[pool];
-	for (uint32_t i = 0; i < plan->n_components; i++) {
+	if (p->block_tokens && plan->layout == KV_PLAN_SLAB)
+		return kv_error(
+			-ENOTSUP,
+			"pool %s: groups take turns in its blocks, which a kv_layout has no "
+			"words for",
+			p->name);
+	/* As they lie in a block: group by group. */
+	for (uint32_t i = 0, g = 0; g < plan->n_groups; i = (i + 1) % plan->n_components, g += !i) {
 		const struct kv_plan_component *c = &plan->components[i];
-		const struct kv_plan_group *g = &plan->groups[c->group];
 
-		if (g->pool != pool)
+		if (c->group != g || plan->groups[g].pool != pool)
 			continue;
-		if (c->round > 1 || g->stride > 1 ||
-		    (p->block_tokens && plan->layout == KV_PLAN_SLAB))
+		if (c->round > 1 || plan->groups[g].stride > 1)
+			return kv_error(
+				-ENOTSUP,
+				"pool %s: component %s of layer %u has rows that a kv_layout has "
+				"no words for",
+				p->name, c->name, c->layer);
+		if (n == KV_MAX_COMPONENTS)
 			return kv_error(-ENOTSUP,
-					"component %s of layer %u: a kv_layout has no such rows",
-					c->name, c->layer);
+					"pool %s: more than %d components, a kv_layout has "
+					"no more",
+					p->name, KV_MAX_COMPONENTS);
+		r = layout_tokens(p, c, &layout.block_tokens);
+		if (r)
+			return r;
 		components[n++] = (struct kv_component){
 			.layer = c->layer,
 			.role = c->role,
@@ -117,13 +168,27 @@ KV_PUBLIC int kv_plan_pool_layout(const struct kv_plan *plan, uint32_t pool,
 			.scale = 1,
 		};
 	}
-	*ret_layout = (struct kv_layout){
-		.kind = p->paged ? KV_LAYOUT_PAGED : KV_LAYOUT_FLAT,
-		.block_tokens = p->block_tokens ? p->block_tokens : 1,
-		.n_components = n,
-		.components = components,
-	};
+	layout.kind = p->paged ? KV_LAYOUT_PAGED : KV_LAYOUT_FLAT;
+	layout.n_components = n;
+	r = check_layout(p, &layout);
+	if (r)
+		return r;
+	*ret_layout = layout;
 	return (int)n;
+}
+
+int kv_plan_pool_name(const struct kv_plan *plan, uint32_t pool, const char *name,
+		      char ret_name[KV_NAME_MAX])
+{
+	const char *part = plan->n_pools > 1 ? plan->pools[pool].name : "";
+	char full[KV_NAME_MAX];
+
+	if ((size_t)snprintf(full, sizeof(full), "%s%s%s", name, *part ? "." : "", part) >=
+	    sizeof(full))
+		return kv_error(-EINVAL, "name: '%s%s%s' has more than %d bytes", name,
+				*part ? "." : "", part, KV_NAME_MAX - 1);
+	memcpy(ret_name, full, sizeof(full));
+	return 0;
 }
 
 KV_PUBLIC int kv_plan_local_heads(uint32_t n_heads, uint32_t tp, uint32_t *ret_heads)

@@ -106,6 +106,16 @@ uint8_t kv_json_dtype(const char *name)
 	return 0;
 }
 
+int kv_arch_named(int r, const char *what)
+{
+	char why[KV_ERROR_BYTES];
+
+	if (r >= 0 || r == -ENOMEM || !strncmp(kv_error_text(), what, strlen(what)))
+		return r;
+	snprintf(why, sizeof(why), "%s", kv_error_text());
+	return kv_error(r, "%s: %s", what, why);
+}
+
 KV_PUBLIC int kv_arch_parse(const char *text, size_t len, const char *what,
 			    struct kv_arch **ret_model)
 {
@@ -122,7 +132,7 @@ KV_PUBLIC int kv_arch_parse(const char *text, size_t len, const char *what,
 	else
 		r = kv_arch_from_hf(object, what, ret_model);
 	json_decref(object);
-	return r;
+	return kv_arch_named(r, what);
 }
 
 static int read_file(int fd, size_t size, const char *path, char **ret_text)

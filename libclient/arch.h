@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading models: what model.c and the readers of each form share. See <kvcached/arch.h>. */
+/* Reading models: what arch.c and the readers of each form share. See <kvcached/arch.h>. */
 #ifndef KV_LIBCLIENT_ARCH_H
 #define KV_LIBCLIENT_ARCH_H
 
@@ -11,6 +11,9 @@
 /* A model with @n_layers zeroed layers that own what they keep. */
 int kv_arch_new(uint32_t n_layers, const char *what, struct kv_arch **ret_model);
 
+/* @r, with @what in front of an error's text if it isn't there. */
+int kv_arch_named(int r, const char *what);
+
 /* A field of @object; errors name it. Missing or null: @otherwise, or -EINVAL if @otherwise < 0. */
 int kv_json_u32(const json_t *object, const char *key, int64_t otherwise, uint32_t *ret);
 /* The first of two names that is there. */
@@ -21,11 +24,11 @@ bool kv_json_has(const json_t *object, const char *key);
 /* "bfloat16", "bf16", "float32", ... ; 0: no such type */
 uint8_t kv_json_dtype(const char *name);
 
-/* model_config.c: Hugging Face */
+/* arch_hf.c: Hugging Face */
 int kv_arch_from_hf(const json_t *config, const char *what, struct kv_arch **ret_model);
-/* model_layers.c: what each model_type means; -ENOTSUP if it isn't known */
+/* arch_layers.c: what each model_type means; -ENOTSUP if it isn't known */
 int kv_arch_fill_layers(const json_t *config, const char *type, struct kv_arch *model);
-/* model_json.c: our own form */
+/* arch_json.c: our own form */
 int kv_arch_from_json(const json_t *object, const char *what, struct kv_arch **ret_model);
 
 #endif

@@ -337,5 +337,5 @@ KV_PUBLIC int kv_arch_parse_gguf(const void *data, size_t len, const char *what,
 	r = c.broken ? kv_error(-EINVAL, "%s: ends inside its metadata", what)
 		     : from_pairs(pairs, what, ret_model);
 	json_decref(pairs);
-	return r;
+	return kv_arch_named(r, what);
 }

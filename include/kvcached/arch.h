@@ -84,6 +84,15 @@ int kv_arch_parse_gguf(const void *data, size_t len, const char *what, struct kv
 /* kv_arch_print() - the model as JSON that kv_arch_parse() reads; for free(). NULL: no memory. */
 char *kv_arch_print(const struct kv_arch *model);
 
+#define KV_ARCH_DIGEST_BYTES 33 /* 128 bits in hex, and NUL */
+
+/**
+ * kv_arch_digest() - hash (XXH3, 128 bits) of what kv_arch_print() prints
+ *
+ * Return: 0; -EINVAL if the model can't be printed, as its name is no UTF-8; -ENOMEM.
+ */
+int kv_arch_digest(const struct kv_arch *model, char ret_digest[KV_ARCH_DIGEST_BYTES]);
+
 struct kv_arch *kv_arch_free(struct kv_arch *model);
 
 #ifdef __cplusplus
