@@ -20,11 +20,6 @@
 #define MAX_MODELS	 16
 #define MAX_ALTERNATIVES (2 * KV_PLAN_SLAB)
 
-static const char *const layout_names[] = {"auto", "flat", "split", "paged", "grouped", "slab"};
-static const char *const type_names[] = {"auto", "f32",	 "f16", "bf16",
-					 "fp8",	 "int8", "fp4", "fp8_packed"};
-static const char *const scale_names[] = {"tensor", "head", "token_head"};
-static const char *const state_names[] = {"auto", "f32", "f16", "bf16"};
 static const char *const kind_names[] = {"?", "full", "window", "chunked", "state", "cross"};
 
 struct one {
@@ -81,16 +76,6 @@ static int parse_size(const char *text, uint64_t *ret)
 	}
 	*ret = n;
 	return 0;
-}
-
-static int parse_word(const char *const *words, size_t n, const char *text, uint32_t *ret)
-{
-	for (size_t i = 0; i < n; i++)
-		if (!strcmp(words[i], text)) {
-			*ret = (uint32_t)i;
-			return 0;
-		}
-	return -EINVAL;
 }
 
 static int parse_count(const char *text, uint32_t *ret)
@@ -154,76 +139,47 @@ static const struct option long_options[] = {
 
 static int take_option(struct kv_ctl *ctl, struct asked *a, int c, const char *arg)
 {
-	struct kv_plan_options *o = &a->options;
+	const char *name = NULL;
 
+	for (const struct option *o = long_options; o->name; o++)
+		name = o->val == c ? o->name : name;
 	switch (c) {
 	case 'b':
-		return parse_size(arg, &o->budget_bytes);
-	case 't':
-		return parse_count(arg, &o->tp);
-	case 'k':
-		return parse_word(type_names, 8, arg, &o->kv_type);
-	case 'q':
-		return parse_word(scale_names, 3, arg, &o->scales);
-	case 'S':
-		return parse_word(state_names, 4, arg, &o->state_type);
-	case 'n':
-		return parse_count(arg, &o->block_tokens);
-	case 'K':
-		return parse_count(arg, &o->kernel_tokens);
-	case 'l':
-		return parse_word(layout_names, 6, arg, &o->layout);
-	case 'D':
-		return parse_count(arg, &o->draft_tokens);
-	case 'm':
-		return parse_count(arg, &o->n_seqs);
-	case 'c':
-		return kv_ctl_u64(arg, &o->context);
-	case 'C':
-		return parse_count(arg, &o->chunk_tokens);
-	case 'p':
-		return parse_count(arg, &o->n_checkpoints);
-	case 'f':
-		o->fp4_indexer = 1;
-		return 0;
+		if (parse_size(arg, &a->options.budget_bytes))
+			return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
+					     "plan: --budget: '%s' given, a size is needed", arg);
+		return KV_EXIT_DONE;
+	case 'd':
+		kv_arch_free(a->draft);
+		a->draft = NULL;
+		return kv_arch_read(arg, &a->draft) ? kv_ctl_broken(ctl, -EINVAL) : KV_EXIT_DONE;
 	case 'M':
 		a->print_model = true;
-		return 0;
-	default:
+		return KV_EXIT_DONE;
+	case 'j':
 		ctl->emit.json = true;
-		return 0;
+		return KV_EXIT_DONE;
+	default:
+		if (kv_plan_option(&a->options, name, c == 'f' ? "yes" : arg))
+			return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "plan: --%s", kv_error_text());
+		return KV_EXIT_DONE;
 	}
 }
 
 static int parse(struct kv_ctl *ctl, struct asked *a, int argc, char **argv)
 {
-	int c, index = 0, r;
+	int c, r;
 
 	optind = 0; /* the options before the command were parsed by the same getopt */
 	opterr = 0;
-	while ((c = getopt_long(argc, argv, "", long_options, &index)) != -1) {
+	while ((c = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
 		if (c == '?')
 			return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
 					     "plan: %s: unknown, or lacks a value",
 					     argv[optind - 1]);
-		if (c == 'd') {
-			kv_arch_free(a->draft);
-			a->draft = NULL;
-			r = kv_arch_read(optarg, &a->draft);
-			if (r)
-				return kv_ctl_broken(ctl, r);
-			continue;
-		}
-		if (take_option(ctl, a, c, optarg))
-			return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "plan: --%s: '%s' given, %s",
-					     long_options[index].name, optarg,
-					     c == 'k'	? "auto, f32, f16, bf16, fp8, int8, fp4, "
-							  "fp8_packed exist"
-					     : c == 'l' ? "auto, flat, split, paged, grouped, slab "
-							  "exist"
-					     : c == 'q' ? "tensor, head, token_head exist"
-					     : c == 'S' ? "auto, f32, f16, bf16 exist"
-							: "a number is needed");
+		r = take_option(ctl, a, c, optarg);
+		if (r)
+			return r;
 	}
 	for (; optind < argc; optind++) {
 		if (a->n_models == MAX_MODELS)
@@ -334,9 +290,9 @@ static void show_numbers(struct kv_emit *e, const struct one *m, const struct kv
 	kv_emit_text(e, "model", m->model->name);
 	kv_emit_text(e, "architecture", m->model->architecture);
 	kv_emit_number(e, "n_layers", m->model->n_layers);
-	kv_emit_text(e, "layout", layout_names[plan->layout]);
+	kv_emit_text(e, "layout", kv_plan_layout_name(plan->layout));
 	kv_emit_line(e, "%s: %s, %u layers, layout %s", m->path, m->model->architecture,
-		     m->model->n_layers, layout_names[plan->layout]);
+		     m->model->n_layers, kv_plan_layout_name(plan->layout));
 	kv_emit_gap(e);
 	kv_emit_head(e, "<WHAT", ">VALUE", ">EXACT", NULL);
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -469,17 +425,17 @@ static void show_alternatives(struct kv_emit *e, const struct alternative *chose
 				      : 0;
 
 		kv_emit_open(e, NULL, '{');
-		kv_emit_text(e, "layout", layout_names[a->layout]);
+		kv_emit_text(e, "layout", kv_plan_layout_name(a->layout));
 		kv_emit_number(e, "block_tokens", a->block_tokens);
-		kv_emit_text(e, "kv_dtype", type_names[a->kv_type]);
+		kv_emit_text(e, "kv_dtype", kv_plan_kv_type_name(a->kv_type));
 		kv_emit_number(e, "n_seqs", a->n_seqs);
 		kv_emit_number(e, "n_tokens", a->n_tokens);
 		kv_emit_number(e, "seq_bytes", a->seq_bytes);
 		kv_emit_real(e, "gain_percent", gain);
 		kv_emit_close(e);
-		kv_emit_cell(e, "%s", layout_names[a->layout]);
+		kv_emit_cell(e, "%s", kv_plan_layout_name(a->layout));
 		kv_emit_cell(e, "%u", a->block_tokens);
-		kv_emit_cell(e, "%s", type_names[a->kv_type]);
+		kv_emit_cell(e, "%s", kv_plan_kv_type_name(a->kv_type));
 		kv_emit_cell(e, "%" PRIu64, a->n_seqs);
 		kv_emit_cell(e, "%" PRIu64, a->n_tokens);
 		kv_emit_cell(e, "%+.1f%%", gain);

@@ -69,6 +69,20 @@ struct kv_plan_options {
 	uint32_t fp4_indexer;	/* V4: indexer keys in 4 bits */
 };
 
+/**
+ * kv_plan_option() - set an option by its name on command lines
+ * @name: "tp", "block-size", "kernel-size", "layout", "kv-dtype", "scales", "state-dtype", "max-seqs",
+ *	  "context", "chunk", "draft-tokens", "checkpoints", "fp4-indexer"
+ *
+ * Return: 0; -EINVAL for a value that can't be (the text names name, value and what exists); -ENOENT
+ *         if no option has that name.
+ */
+int kv_plan_option(struct kv_plan_options *options, const char *name, const char *value);
+
+/* "split", "fp8"; "?" */
+const char *kv_plan_layout_name(uint32_t layout);
+const char *kv_plan_kv_type_name(uint32_t kv_type);
+
 enum kv_group_kind {
 	KV_GROUP_FULL = 1,
 	KV_GROUP_WINDOW = 2,

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/support/client.h"
 
@@ -282,6 +283,105 @@ START_TEST(options_of_a_program_built_before_plans_are_read_as_far_as_they_go)
 }
 END_TEST
 
+/* ---- kvcached --pool ---- */
+
+START_TEST(a_daemon_makes_pools_before_its_first_client_comes)
+{
+	/* 16 tokens of 131,072 B: 2 MiB; at most 100 MiB, 16 MiB of it guaranteed */
+	KV_OPTIONS(kv_plan_options, planning, .block_tokens = 16);
+	KV_OPTIONS(kv_pool_options, what, .name = "llama", .config = MODEL("llama-3-8b"),
+		   .planning = &planning, .timeout = TIMEOUT);
+	KV_OPTIONS(kv_pool_options, named, .name = "named", .timeout = TIMEOUT);
+	struct kv_pool_stats stats;
+	struct kv_pool_info info;
+	struct kv_pool *pool;
+
+	daemon_start("--host", "1G", "--pool",
+		     "llama=" MODEL("llama-3-8b") ",block-size=16,min=16M,max=101M", "--pool",
+		     "named=" MODEL("qwen3-32b") ",kv-dtype=fp8,tp=8,model=Qwen3,revision=abc");
+	client = client_new();
+	stats = pool_stats(client, "llama");
+	ck_assert_uint_eq(stats.block_bytes, 2 << 20);
+	ck_assert_uint_eq(stats.n_sessions, 0);
+
+	/* An engine with the same config attaches; so does one that takes it as it is. */
+	must(kv_pool_open(client, &what, &pool));
+	kv_pool_info(pool, &info);
+	ck_assert_uint_eq(info.max_blocks, 50 - 1);
+	works(pool);
+	kv_pool_close(pool);
+	named.model = "Qwen3";
+	named.revision = "abc";
+	named.tp_ranks = 8;
+	must(kv_pool_open(client, &named, &pool));
+	kv_pool_info(pool, &info);
+	/* 64 layers, K and V of one head of 128 in a byte, 64 tokens */
+	ck_assert_uint_eq(info.block_bytes, 64 * 2 * 128 * 64);
+	kv_pool_close(pool);
+	planning.block_tokens = 32;
+	refused(kv_pool_open(client, &what, &pool), -EEXIST, "block_tokens");
+	teardown();
+}
+END_TEST
+
+START_TEST(what_is_guaranteed_at_the_start_is_kept_from_others)
+{
+	KV_OPTIONS(kv_pool_options, greedy, .name = "greedy", .layout = small_layout(),
+		   .min_bytes = 400 << 20, .timeout = TIMEOUT);
+	struct kv_pool *pool;
+
+	daemon_start("--host", "512M", "--pool",
+		     "hybrid=" MODEL("nemotron-h-8b") ",min=300M,context=4096");
+	client = client_new();
+	ck_assert_uint_eq(pool_stats(client, "hybrid.blocks").block_bytes, 64 * 4 * 4096);
+	ck_assert_uint_eq(pool_stats(client, "hybrid.state").block_bytes, 24 * (61440 + 4194304));
+	refused(kv_pool_open(client, &greedy, &pool), -ENOMEM, "promised to other pools");
+	teardown();
+}
+END_TEST
+
+static const struct {
+	const char *pool;
+	int status;
+	const char *words;
+} wishes[] = {
+	{"llama", 2, "--pool: 'llama' given; NAME=CONFIG"},
+	{"=x.json", 2, "NAME=CONFIG"},
+	{"x=", 2, "NAME=CONFIG"},
+	{"x=x.json,often", 2, "--pool x: 'often' is not of the form KEY=VALUE"},
+	{"x=x.json,often=1", 2, "--pool x: 'often' is no key"},
+	{"x=x.json,min=much", 2, "--pool x: min: 'much' is not a size"},
+	{"x=x.json,min=2G,max=1G", 2, "--pool x: min: more than max"},
+	{"x=x.json,kv-dtype=q5", 2, "kv-dtype: 'q5' given; auto, f32"},
+	{"x=x.json,gpus=a", 2, "gpus: 'a'"},
+	{"x=x.json,gpus=0+", 2, "gpus: '0+'"},
+	{"x=x.json,model=", 2, "model: ''"},
+	{"nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn=x.json", 2,
+	 "more than 63 bytes"},
+	{"x=/nonexistent.json", 1, "--pool x: /nonexistent.json: No such file"},
+	{"x=/dev/null", 1, "--pool x: /dev/null: is no file"},
+	{"x=" MODEL("llama-3-8b") ",tp=3", 1, "llama-3-8b.json: tp: 3 ranks"},
+	{"x=" MODEL("llama-3-8b") ",max=1M", 1, "x: max: "},
+	{"x=" MODEL("llama-3-8b") ",min=1M", 1, "x: min: "},
+	{"x=" MODEL("llama-3-8b") ",min=2G", 1, "min_bytes"},
+	{"x=" MODEL("llama-3-8b") ",gpus=0+3", 1, "gpus: mask 0x9"},
+	{"x=" MODEL("deepseek-v4-flash") ",layout=grouped", 1, "pool window: component kv"},
+	{"twice=" MODEL("llama-3-8b"), 1, "'twice' already"},
+};
+
+START_TEST(a_pool_that_cannot_be_made_ends_the_start_with_file_and_field)
+{
+	char text[2000];
+
+	ck_assert_int_eq(daemon_refused(text, sizeof(text), "--host", "1G", "--pool",
+					"twice=" MODEL("llama-2-7b"), "--pool", wishes[_i].pool),
+			 wishes[_i].status);
+	ck_assert_msg(strstr(text, wishes[_i].words), "'%s' says nothing of '%s'", text,
+		      wishes[_i].words);
+	ck_assert_int_lt(access(daemon_socket(), F_OK), 0);
+}
+END_TEST
+
 static Suite *suite(void)
 {
 	Suite *s = suite_create("client/plan_pool");
@@ -296,6 +396,14 @@ static Suite *suite(void)
 	tcase_add_test(t, a_pool_that_no_layout_can_express_is_refused_with_the_reason);
 	tcase_add_test(t, what_is_wrong_with_the_options_is_named);
 	tcase_add_test(t, options_of_a_program_built_before_plans_are_read_as_far_as_they_go);
+	suite_add_tcase(s, t);
+
+	t = tcase_create("daemon");
+	tcase_set_timeout(t, 60);
+	tcase_add_test(t, a_daemon_makes_pools_before_its_first_client_comes);
+	tcase_add_test(t, what_is_guaranteed_at_the_start_is_kept_from_others);
+	tcase_add_loop_test(t, a_pool_that_cannot_be_made_ends_the_start_with_file_and_field, 0,
+			    sizeof(wishes) / sizeof(wishes[0]));
 	suite_add_tcase(s, t);
 	return s;
 }
