@@ -299,6 +299,18 @@ static void put_window(struct reader *rd, uint32_t i, uint8_t kind)
 	l->window = rd->window;
 }
 
+static void put_beside(struct kv_arch_layer *l, const struct kv_arch_layer *attention)
+{
+	l->kind = attention->kind;
+	l->form = attention->form;
+	l->n_kv_heads = attention->n_kv_heads;
+	l->head_dim = attention->head_dim;
+	l->v_head_dim = attention->v_head_dim;
+	l->latent_dim = attention->latent_dim;
+	l->rope_dim = attention->rope_dim;
+	l->index_dim = attention->index_dim;
+}
+
 /* One layer by the name its config gives it. */
 static int put_named(struct reader *rd, uint32_t i, const char *name)
 {
@@ -312,17 +324,13 @@ static int put_named(struct reader *rd, uint32_t i, const char *name)
 					name);
 		put_window(rd, i, *name == 's' ? KV_LAYER_WINDOW : KV_LAYER_CHUNKED);
 	} else if (!strcmp(name, "linear_attention") || !strcmp(name, "mamba") ||
-		   !strcmp(name, "M")) {
+		   !strcmp(name, "M") || !strcmp(name, "hybrid")) {
 		if (rd->arch->state == NO_STATE)
 			return kv_error(-ENOTSUP, "layer_types[%u]: %s layers of %s are not known",
 					i, name, rd->arch->type);
 		*l = rd->state;
-	} else if (!strcmp(name, "hybrid")) { /* attention and a state side by side */
-		*l = rd->state;
-		l->kind = KV_LAYER_FULL;
-		l->n_kv_heads = rd->attention.n_kv_heads;
-		l->head_dim = rd->attention.head_dim;
-		l->v_head_dim = rd->attention.v_head_dim;
+		if (*name == 'h') /* attention and a state side by side */
+			put_beside(l, &rd->attention);
 	} else if (!strcmp(name, "-") || !strcmp(name, "E") || !strcmp(name, "mlp") ||
 		   !strcmp(name, "moe")) {
 		l->kind = KV_LAYER_NONE;
