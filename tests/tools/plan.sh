@@ -50,6 +50,56 @@ holds 'len(x) > 30 and all(m["used_bytes"] + m["waste_bytes"] == 200 << 30 for m
 holds 'all(sum(p["bytes"] for p in m["pools"]) == m["used_bytes"] for m in x)'
 holds 'all(c["offset"] % 256 == 0 for m in x for c in m["components"])'
 
+# What each family's config costs, worked out by hand: MODEL, bytes of a token in layers that keep all
+# of them, bytes of a sequence's states. K and V: heads * dimension * 2 B (Gemma 2: 4 B) * layers;
+# latent and position * 2 B; an indexer's key 128 B and a scale of 4; states: channels of a
+# convolution * 3 steps * 2 B, and floats.
+while read -r model token state; do
+	expect 0 "$models/$model.json" --budget 400G --context 4096 --layout split --json
+	holds "(x['token_bytes'], x['state_bytes']) == ($token, $state)"
+done <<-'END'
+	llama-2-7b 2*32*128*2*32 0
+	llama-3-8b 2*8*128*2*32 0
+	llama-3-70b 2*8*128*2*80 0
+	llama-4-scout 2*8*128*2*12 0
+	qwen2-7b 2*4*128*2*28 0
+	qwen2.5-72b 2*8*128*2*80 0
+	qwen3-32b 2*8*128*2*64 0
+	qwen3-235b-a22b 2*4*128*2*94 0
+	qwen3-next-80b-a3b 2*2*256*2*12 36*((2*16*128+32*128)*3*2+32*128*128*4)
+	qwen3.5-35b-a3b 2*2*256*2*10 30*((2*16*128+32*128)*3*2+32*128*128*4)
+	mistral-7b-v0.1 0 0
+	mistral-7b-v0.3 2*8*128*2*32 0
+	mixtral-8x7b 2*8*128*2*32 0
+	gemma-2-9b 2*8*256*4*21 0
+	gemma-3-27b 2*16*128*2*10 0
+	gemma-3n-e4b 2*2*256*2*4 0
+	gpt-oss-20b 2*8*64*2*12 0
+	gpt-oss-120b 2*8*64*2*18 0
+	phi-3-mini-4k 0 0
+	phi-4 2*10*128*2*40 0
+	glm-4-9b-chat 2*2*128*2*40 0
+	glm-4.5 2*8*128*2*92 0
+	glm-5 ((512+64)*2+132)*78 0
+	deepseek-v2-lite (512+64)*2*27 0
+	deepseek-v3 (512+64)*2*61 0
+	deepseek-r1 (512+64)*2*61 0
+	deepseek-v3.2 ((512+64)*2+132)*61 0
+	kimi-k2 (512+64)*2*61 0
+	minimax-text-01 2*8*128*2*10 70*64*128*128*4
+	minimax-m2 2*8*128*2*62 0
+	nemotron-h-8b 2*8*128*2*4 24*((128*64+2*8*128)*3*2+128*64*128*4)
+	granite-4.0-h-tiny 2*4*128*2*4 36*((48*64+2*128)*3*2+48*64*128*4)
+	jamba-v0.1 2*8*128*2*4 28*(8192*3*2+8192*16*4)
+	falcon-h1-7b 2*2*128*2*44 44*((24*128+2*256)*3*2+24*128*256*4)
+	whisper-large-v3-turbo 2*20*64*2*4 0
+	llama-3.2-11b-vision 2*8*128*2*32 0
+	END
+# V4: rows of 584 B for 64 tokens, to a multiple of 576, of 43 windows; 21 layers with a row for 4 tokens
+expect 0 "$models/deepseek-v4-flash.json" --budget 400G --layout grouped --json
+holds '{g["name"]: g["payload_bytes"] for g in x["groups"]}["window"] == 43 * 576 * 65'
+holds '{g["name"]: g["payload_bytes"] for g in x["groups"]}["c4.kv"] == 21 * (576 * 65 + 64 * 132)'
+
 # 8 heads of 128, K and V, 2 bytes, 32 layers, on 2 ranks; a block of 16: 1 MiB
 expect 0 "$models/llama-3-8b.json" --budget 1G --tp 2 --block-size 16 --json
 holds 'x["token_bytes"] == 65536 and x["pools"][0]["n_blocks"] == 1024'
