@@ -32,7 +32,7 @@ static int check_component(const struct kv_component *c, uint32_t i)
 {
 	if (!kv_dtype_bytes(c->dtype))
 		return kv_error(-EINVAL, "components[%u].dtype: %u is not a kv_dtype", i, c->dtype);
-	if (c->role < KV_ROLE_K || c->role > KV_ROLE_STATE)
+	if (c->role < KV_ROLE_K || c->role > KV_ROLE_V_SCALE)
 		return kv_error(-EINVAL, "components[%u].role: %u is not a kv_role", i, c->role);
 	if (c->n_heads < 1 || c->n_heads > MAX_HEADS)
 		return kv_error(-EINVAL, "components[%u].n_heads: %u given, 1..%u allowed", i,

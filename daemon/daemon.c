@@ -194,6 +194,7 @@ static void on_signal(const struct signalfd_siginfo *info, void *arg)
 	struct kv_daemon *d = arg;
 
 	kv_log(KV_LOG_INFO, "signal %u: stopping", info->ssi_signo);
+	d->stopping = true;
 	kv_loop_stop(d->loop);
 }
 
@@ -280,6 +281,8 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 		r = watch_owners(d);
 	for (uint32_t i = 0; !r && i < d->n_gpus; i++)
 		r = kv_mover_start(d, i);
+	if (!r)
+		r = kv_wishes_grant(d);
 	if (!r)
 		r = kv_loop_watch(d->loop, d->listen_fd, KV_LOOP_IN, on_connection, d,
 				  &d->listen_watch);

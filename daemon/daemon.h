@@ -46,6 +46,7 @@ struct kv_config {
 	uint64_t granule_bytes;
 	int loop_kind;
 	const struct kv_policy *policy; /* which cached blocks go first */
+	struct kv_link *wishes; /* kv_wish::link: pools to make at the start */
 };
 
 struct kv_gpu_unit {
@@ -74,6 +75,7 @@ struct kv_daemon {
 	uint64_t next_peer_id, next_session_id, next_pool_id;
 	uint64_t boot_nonce;
 	int64_t started_ns;
+	bool stopping; /* a signal said so */
 };
 
 /* daemon.c: arenas, movers, socket. 0, or negative with a text that names the cause. */
@@ -166,6 +168,18 @@ struct kv_session *kv_session_free(struct kv_session *session); /* its client is
 /* Posts ids in the ring; the answer to a LEASE is sent by the caller. */
 void kv_session_post(struct kv_session *session, uint32_t n);
 uint32_t kv_session_posted(const struct kv_session *session); /* ids that its client has yet to take */
+
+/* wish.c: pools that are made before the first client comes */
+/* NAME=CONFIG[,KEY=VALUE...]. 0; -EINVAL with a text that names key and value; -ENOMEM */
+int kv_wish_add(struct kv_link *wishes, const char *text);
+/* kv_wishes_read() - read and plan the configs. 0; negative with a text that names file and field */
+int kv_wishes_read(struct kv_link *wishes);
+/* kv_wishes_grant() - make the pools; waits for memory to be zeroed, at most a minute for each */
+int kv_wishes_grant(struct kv_daemon *d);
+void kv_wishes_free(struct kv_link *wishes);
+
+/* main.c: "4G" to bytes; @what names it in the error */
+int kv_size_parse(const char *what, const char *text, uint64_t *ret);
 
 /* capacity.c */
 /* kv_capacity_room() - make @n blocks free. 0; KV_NO_ROOM; KV_TOO_LARGE; -EAGAIN: when scrubbed */

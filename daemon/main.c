@@ -22,6 +22,11 @@ static const char help[] =
 	"  --host SIZE          host memory instead of GPUs\n"
 	"  --reserve SHARE|SIZE of each GPU: 0.9 of its free memory (the default), or 80G\n"
 	"  --export KIND        auto, vmm or ipc: how clients map GPU memory; default auto\n"
+	"  --pool NAME=CONFIG[,KEY=VALUE...]\n"
+	"                       make a pool of a model before clients come; CONFIG is a\n"
+	"                       config.json or a .gguf file; KEY is min, max (sizes), gpus\n"
+	"                       (0+1), model, revision, or an option of kvctl plan: tp,\n"
+	"                       block-size, kv-dtype, layout, ...; may be repeated\n"
 	"  --granule SIZE       vmm: size of one handle; default: one for the whole arena\n"
 	"  --socket PATH        where to listen; default $KVCACHED_SOCKET, else\n"
 	"                       /run/kvcached/kvcached.sock for root, else\n"
@@ -36,7 +41,7 @@ static const char help[] =
 	"\n"
 	"Sizes are bytes, or take K, M, G (powers of 1024).\n";
 
-static int parse_size(const char *option, const char *text, uint64_t *ret)
+int kv_size_parse(const char *what, const char *text, uint64_t *ret)
 {
 	char *end;
 	unsigned long long n;
@@ -54,7 +59,7 @@ static int parse_size(const char *option, const char *text, uint64_t *ret)
 		shift = 40;
 	end += shift != 0;
 	if (errno || end == text || *end || text[0] == '-' || !n || n > UINT64_MAX >> shift)
-		return kv_error(-EINVAL, "%s: '%s' is not a size; like 4G, 512M or 1048576", option,
+		return kv_error(-EINVAL, "%s: '%s' is not a size; like 4G, 512M or 1048576", what,
 				text);
 	*ret = (uint64_t)n << shift;
 	return 0;
@@ -107,7 +112,7 @@ static int parse_reserve(const char *text, struct kv_config *c)
 		c->reserve_bytes = 0;
 		return 0;
 	}
-	if (parse_size("--reserve", text, &c->reserve_bytes) < 0)
+	if (kv_size_parse("--reserve", text, &c->reserve_bytes) < 0)
 		return kv_error(-EINVAL, "--reserve: '%s' given; a share below 1 like 0.9, or a size "
 				"like 80G, is needed", text);
 	return 0;
@@ -133,13 +138,14 @@ static int parse_policy(const char *text, struct kv_config *c)
 	return kv_error(-EINVAL, "--policy: '%s' given; worth or lru is needed", text);
 }
 
-enum option_id { GPUS = 256, HOST, RESERVE, EXPORT, GRANULE, SOCKET, SOCKET_MODE, EVENT_LOOP,
+enum option_id { GPUS = 256, HOST, RESERVE, POOL, EXPORT, GRANULE, SOCKET, SOCKET_MODE, EVENT_LOOP,
 		 POLICY, MAX_CLIENTS, LOG_LEVEL, HELP, VERSION, MOVER };
 
 static const struct option options[] = {
 	{ "gpus", required_argument, NULL, GPUS },
 	{ "host", required_argument, NULL, HOST },
 	{ "reserve", required_argument, NULL, RESERVE },
+	{ "pool", required_argument, NULL, POOL },
 	{ "export", required_argument, NULL, EXPORT },
 	{ "granule", required_argument, NULL, GRANULE },
 	{ "socket", required_argument, NULL, SOCKET },
@@ -166,13 +172,15 @@ static int take_option(int id, const char *arg, struct kv_config *c, bool *gpus_
 		return parse_gpus(arg, c);
 	case HOST:
 		c->host = true;
-		return parse_size("--host", arg, &c->host_bytes);
+		return kv_size_parse("--host", arg, &c->host_bytes);
 	case RESERVE:
 		return parse_reserve(arg, c);
+	case POOL:
+		return kv_wish_add(c->wishes, arg);
 	case EXPORT:
 		return parse_export(arg, c);
 	case GRANULE:
-		r = parse_size("--granule", arg, &c->granule_bytes);
+		r = kv_size_parse("--granule", arg, &c->granule_bytes);
 		if (!r && c->granule_bytes % KV_ARENA_UNIT)
 			r = kv_error(-EINVAL, "--granule: '%s' is not a multiple of 2M", arg);
 		return r;
@@ -232,11 +240,31 @@ static int default_socket(struct kv_config *c, char path[KV_SOCKET_PATH_MAX])
 	return 0;
 }
 
-int main(int argc, char **argv)
+static int said(int r)
+{
+	if (r < 0)
+		fprintf(stderr, "kvcached: %s\n", kv_error_text()[0] ? kv_error_text() : strerror(-r));
+	return r;
+}
+
+static int serve(const struct kv_config *config)
 {
 	static struct kv_daemon daemon;
+	int r = kv_daemon_start(&daemon, config);
+
+	if (r >= 0)
+		r = kv_loop_run(daemon.loop);
+	said(r);
+	kv_daemon_stop(&daemon);
+	return r;
+}
+
+int main(int argc, char **argv)
+{
+	static struct kv_link wishes = { &wishes, &wishes };
 	struct kv_config config = { .socket_mode = 0660, .max_clients = 1024, .n_gpus = 1,
-				    .reserve_share = 0.9, .policy = kv_policies[0] };
+				    .reserve_share = 0.9, .policy = kv_policies[0],
+				    .wishes = &wishes };
 	char path[KV_SOCKET_PATH_MAX];
 	bool gpus_given = false;
 	int id, r;
@@ -258,11 +286,8 @@ int main(int argc, char **argv)
 	}
 	r = config.socket ? 0 : default_socket(&config, path);
 	if (r >= 0)
-		r = kv_daemon_start(&daemon, &config);
-	if (r >= 0)
-		r = kv_loop_run(daemon.loop);
-	if (r < 0)
-		fprintf(stderr, "kvcached: %s\n", kv_error_text()[0] ? kv_error_text() : strerror(-r));
-	kv_daemon_stop(&daemon);
+		r = kv_wishes_read(&wishes);
+	r = r < 0 ? said(r) : serve(&config);
+	kv_wishes_free(&wishes);
 	return r < 0 ? EXIT_FAILED : EXIT_DONE;
 }

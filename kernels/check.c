@@ -74,7 +74,7 @@ static int check_view(const char *name, const struct kv_view *view)
 	int64_t row, last;
 	int r;
 
-	if (!element)
+	if (!element || view->dtype > KV_F8_E4M3) /* bytes have no arithmetic */
 		return kv_error(-EINVAL, "%s.dtype: %d given, %d..%d allowed", name, view->dtype,
 				KV_F32, KV_F8_E4M3);
 	if (view->block_tokens < 1 || view->block_tokens > KV_MAX_BLOCK_TOKENS)

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "libclient/internal.h"
+#include "libclient/pool_source.h"
 
 /* Maps what the daemon sent, after a look at its size: a short file would end in a SIGBUS later. */
 static int map_pages(int fd, uint64_t bytes, int protection, const char *what, void **ret)
@@ -259,6 +260,7 @@ static void say_goodbye(struct kv_pool *pool)
 KV_PUBLIC int kv_pool_open(struct kv_client *client, const struct kv_pool_options *options,
 			   struct kv_pool **ret)
 {
+	kv_cleanup(kv_pool_source_deinit) struct kv_pool_source source = { 0 };
 	struct kv_pool_options o = { 0 };
 	struct kv_pool *pool;
 	int64_t deadline;
@@ -269,6 +271,9 @@ KV_PUBLIC int kv_pool_open(struct kv_client *client, const struct kv_pool_option
 	if (r < 0)
 		return r;
 	r = kv_options_copy(&o, sizeof(o), options);
+	if (r < 0)
+		return r;
+	r = kv_pool_source_init(&source, &o);
 	if (r < 0)
 		return r;
 	if (o.layout) {

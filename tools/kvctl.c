@@ -42,6 +42,8 @@ static const struct command commands[] = {
 	{"session", "list", "", "all sessions: who they are and what they hold",
 	 kv_cmd_session_list},
 	{"session", "show", "ID", "everything about one session", kv_cmd_session_show},
+	{"plan", NULL, "...", "what a model's cache costs and how much fits; asks no daemon",
+	 kv_cmd_plan},
 	{"check", NULL, "", "let the daemon prove its books; exit status 1 if they don't balance",
 	 kv_cmd_check},
 	{"ping", NULL, "[COUNT]", "time round trips to the daemon", kv_cmd_ping},

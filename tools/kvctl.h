@@ -55,6 +55,9 @@ int kv_ctl_u64(const char *text, uint64_t *ret);
 /* cmd_stats.c */
 int kv_cmd_stats(struct kv_ctl *ctl, int argc, char **argv);
 
+/* cmd_plan.c */
+int kv_cmd_plan(struct kv_ctl *ctl, int argc, char **argv);
+
 /* cmd_pool.c */
 int kv_cmd_pool_list(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_show(struct kv_ctl *ctl, int argc, char **argv);

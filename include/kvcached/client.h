@@ -36,6 +36,8 @@ extern "C" {
 #endif
 
 struct kv_client;
+struct kv_plan;
+struct kv_plan_options;
 struct kv_pool;
 
 /* kv_error_text() - what went wrong in this thread's last call that returned a negative number */
@@ -104,6 +106,22 @@ struct kv_pool_options {
 	int mapped;	  /* 1: map the arena */
 	uint32_t map_mask; /* which of the pool's devices; 0: all */
 	int64_t timeout;
+	/*
+	 * Instead of a layout: a plan (plan.h), or the path of a config to plan (a config.json, its
+	 * folder, a .gguf file; arch.h). Where a plan has several pools (blocks and rows of state,
+	 * say), each is opened by itself, and its name is "NAME.POOL": "qwen.state".
+	 *
+	 * plan:   max_bytes 0 is the size of the plan's pool.
+	 * config: KV_PLAN_AUTO is KV_PLAN_SPLIT. max_bytes 0 is the size of the plan's pool if
+	 *	   planning has a budget, else as much as there is. tp_ranks 0 is planning's tp.
+	 *	   model NULL is the config's name or, lacking one, its architecture; revision NULL
+	 *	   is kv_arch_digest(). That tells architectures apart, not weights: say which
+	 *	   weights they are where a pool's name doesn't. kvcached --pool does the same.
+	 */
+	const struct kv_plan *plan;
+	uint32_t plan_pool; /* which of the plan's pools */
+	const char *config;
+	const struct kv_plan_options *planning; /* of the config; NULL: defaults */
 };
 
 /**
@@ -112,7 +130,9 @@ struct kv_pool_options {
  * Return: 0; -EINVAL, the text names the field; -EEXIST if a pool of that name has another identity
  *         (the text lists the fields that differ, with both values); -ENOENT if there is none and
  *         @options has no layout; -ENOMEM if the minimum can't be guaranteed; -EBUSY if the pool has
- *         KV_MAX_SESSIONS sessions; -ENODEV if a device isn't visible here; -ETIMEDOUT.
+ *         KV_MAX_SESSIONS sessions; -ENODEV if a device isn't visible here; -ETIMEDOUT; -ENOTSUP
+ *         if a kv_layout can't express the plan's pool (kv_plan_pool_layout(); the text says why);
+ *         of a config also what kv_arch_read() and kv_plan_arch() return, with its path.
  */
 int kv_pool_open(struct kv_client *client, const struct kv_pool_options *options,
 		 struct kv_pool **ret);

@@ -38,6 +38,9 @@ enum kv_role {
 	KV_ROLE_K = 1,
 	KV_ROLE_V = 2,
 	KV_ROLE_STATE = 3, /* constant size per block: n_heads * head_dim elements, no token axis */
+	KV_ROLE_INDEX = 4, /* keys of a sparse indexer */
+	KV_ROLE_K_SCALE = 5,
+	KV_ROLE_V_SCALE = 6,
 };
 
 /* One component of a block. */

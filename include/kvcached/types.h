@@ -51,6 +51,7 @@ enum kv_dtype {
 	KV_F16 = 2,
 	KV_BF16 = 3,
 	KV_F8_E4M3 = 4, /* 1 sign, 4 exponent, 3 mantissa bits; largest 448; no infinity */
+	KV_BYTES = 5,	/* rows that only their kernel can read: packed values and scales */
 };
 
 enum kv_device {
@@ -68,6 +69,7 @@ static inline size_t kv_dtype_bytes(int dtype)
 	case KV_BF16:
 		return 2;
 	case KV_F8_E4M3:
+	case KV_BYTES:
 		return 1;
 	default:
 		return 0;

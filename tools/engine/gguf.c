@@ -611,6 +611,12 @@ int kv_gguf_tensor(const struct kv_gguf *file, const char *name, const struct kv
 	return kv_engine_error(-ENOENT, "GGUF: tensor %s is missing", name);
 }
 
+const void *kv_gguf_bytes(const struct kv_gguf *file, size_t *ret_size)
+{
+	*ret_size = file->size;
+	return file->bytes;
+}
+
 void kv_gguf_digest(const struct kv_gguf *file, char ret[KV_GGUF_DIGEST_BYTES])
 {
 	XXH128_hash_t hash = XXH3_128bits(file->bytes, file->size);

@@ -111,6 +111,9 @@ int kv_gguf_i32s(const struct kv_gguf *file, const char *key, int32_t **ret, siz
  */
 int kv_gguf_tensor(const struct kv_gguf *file, const char *name, const struct kv_tensor **ret);
 
+/* kv_gguf_bytes() - the whole file; as long as it is open */
+const void *kv_gguf_bytes(const struct kv_gguf *file, size_t *ret_size);
+
 /* kv_gguf_digest() - hash of the whole file: equal only for equal models */
 void kv_gguf_digest(const struct kv_gguf *file, char ret[KV_GGUF_DIGEST_BYTES]);
 

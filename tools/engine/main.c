@@ -151,34 +151,65 @@ static int name_pool(struct engine *e, const char *model, const char *digest)
 	return 0;
 }
 
+/* What the file says of its layers, planned for all of the device: K and V of each layer in turn.
+ */
+static int plan_pool(const struct engine *e, struct kv_plan **ret_plan)
+{
+	const struct kv_engine_options *o = &e->options;
+	uint32_t type = o->kv_dtype == KV_F32	? KV_KV_F32
+			: o->kv_dtype == KV_F16 ? KV_KV_F16
+						: KV_KV_BF16;
+	KV_OPTIONS(kv_plan_options, planning, .budget_bytes = e->gpu->arena_bytes,
+		   .block_tokens = o->block_tokens, .kv_type = type, .layout = KV_PLAN_FLAT);
+	struct kv_arch *arch;
+	const void *bytes;
+	size_t size;
+	int r;
+
+	bytes = kv_gguf_bytes(e->file, &size);
+	r = kv_arch_parse_gguf(bytes, size, o->model, &arch);
+	if (r < 0)
+		return lib_error(r, "kv_arch_parse_gguf");
+	r = kv_plan_arch(arch, NULL, &planning, ret_plan);
+	kv_arch_free(arch);
+	return r < 0 ? lib_error(r, "kv_plan_arch") : 0;
+}
+
+static void free_plan(struct kv_plan **plan)
+{
+	kv_plan_free(*plan);
+}
+
 static int open_pool(struct engine *e)
 {
 	const struct kv_engine_options *o = &e->options;
+	kv_cleanup(free_plan) struct kv_plan *plan = NULL;
 	uint32_t n = 2 * e->shape.n_layers;
-	kv_cleanup(kv_freep) struct kv_component *components = calloc(n, sizeof(*components));
 	char digest[KV_GGUF_DIGEST_BYTES], model[KV_NAME_MAX];
 	struct kv_text name = {"model", 5};
-	struct kv_layout layout = {.kind = KV_LAYOUT_FLAT,
-				   .block_tokens = o->block_tokens,
-				   .n_components = n,
-				   .components = components};
-	KV_OPTIONS(kv_pool_options, options, .name = e->pool_name, .model = model,
-		   .revision = digest, .name_space = o->no_share ? e->pool_name : NULL,
-		   .layout = &layout, .gpu_mask = 1u << o->gpu, .mapped = 1);
 	int r;
 
+	r = plan_pool(e, &plan);
+	if (r < 0)
+		return r;
+	if (plan->n_pools != 1 || plan->n_components != n)
+		return kv_engine_error(-ENOTSUP,
+				       "model: its plan has %u pools with %u components, not one "
+				       "with K and V of %u layers",
+				       plan->n_pools, plan->n_components, e->shape.n_layers);
 	e->views = calloc(n, sizeof(*e->views));
-	if (!components || !e->views)
+	if (!e->views)
 		return kv_engine_error(-ENOMEM, "no memory for %u components", n);
 
-	kv_layout_uniform(components, e->shape.n_layers, e->shape.n_kv_heads, e->shape.head_dim,
-			  o->kv_dtype, 1, 1);
 	kv_gguf_text(e->file, "general.name", &name); /* "model" stays where there is none */
 	snprintf(model, sizeof(model), "%.*s", (int)(name.len < 63 ? name.len : 63), name.at);
 	kv_gguf_digest(e->file, digest);
 	r = name_pool(e, model, digest);
 	if (r < 0)
 		return r;
+	KV_OPTIONS(kv_pool_options, options, .name = e->pool_name, .model = model,
+		   .revision = digest, .name_space = o->no_share ? e->pool_name : NULL,
+		   .plan = plan, .gpu_mask = 1u << o->gpu, .mapped = 1);
 	r = kv_pool_open(e->client, &options, &e->pool);
 	if (r < 0)
 		return lib_error(r, "kv_pool_open");
