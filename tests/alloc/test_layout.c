@@ -306,7 +306,7 @@ static const struct invalid invalids[] = {
 	{"layout.flags: 0x2", LAYOUT(KV_LAYOUT_FLAT, 2, 16, 2)},
 	{"layout.flags: 0x80000001", LAYOUT(KV_LAYOUT_FLAT, 0x80000001, 16, 2)},
 	{"layout.block_tokens: 0", LAYOUT(KV_LAYOUT_FLAT, 0, 0, 2)},
-	{"layout.block_tokens: 2049 given, 1..2048", LAYOUT(KV_LAYOUT_FLAT, 0, 2049, 2)},
+	{"layout.block_tokens: 65537 given, 1..65536", LAYOUT(KV_LAYOUT_FLAT, 0, 65537, 2)},
 	{"layout.block_tokens: 4294967295", LAYOUT(KV_LAYOUT_PAGED, 0, UINT32_MAX, 2)},
 	{"layout.n_components: 0", LAYOUT(KV_LAYOUT_FLAT, 0, 16, 0)},
 	{"layout.n_components: 1025 given, 1..1024", LAYOUT(KV_LAYOUT_FLAT, 0, 16, 1025)},
