@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans: their equations, their pools as layouts, and budgets of clients that share a device. */
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,12 +115,34 @@ static int check_layout(const struct kv_plan_pool *p, const struct kv_layout *la
 
 	if (r)
 		return r == -EINVAL ? -ENOTSUP : r;
-	if (bytes != p->block_bytes)
+	/* Bytes that the plan rounds up to at the end are of no component: a pool needs none. */
+	if (layout->flags & KV_LAYOUT_PLACED ? bytes > p->block_bytes : bytes != p->block_bytes)
 		return kv_error(
 			-ENOTSUP,
 			"pool %s: its blocks have %llu bytes, as a kv_layout they would have %llu",
 			p->name, (unsigned long long)p->block_bytes, (unsigned long long)bytes);
 	return 0;
+}
+
+/* Groups take turns in a block, rows stand for several tokens, or a component's bytes are rounded. */
+static bool must_be_placed(const struct kv_plan *plan, uint32_t pool)
+{
+	if (plan->pools[pool].paged || !plan->pools[pool].block_tokens)
+		return false;
+	if (plan->layout == KV_PLAN_SLAB)
+		return true;
+	for (uint32_t i = 0; i < plan->n_components; i++) {
+		const struct kv_plan_group *g = &plan->groups[plan->components[i].group];
+
+		if (g->pool == pool && (plan->components[i].round > 1 || g->stride > 1))
+			return true;
+	}
+	return false;
+}
+
+static uint32_t placed_rows(const struct kv_plan_group *g, const struct kv_plan_component *c)
+{
+	return c->role == KV_ROLE_STATE ? 0 : (g->block_tokens + g->stride - 1) / g->stride;
 }
 
 KV_PUBLIC int kv_plan_pool_layout(const struct kv_plan *plan, uint32_t pool,
@@ -128,29 +151,19 @@ KV_PUBLIC int kv_plan_pool_layout(const struct kv_plan *plan, uint32_t pool,
 	const struct kv_plan_pool *p;
 	struct kv_layout layout = {.components = components};
 	uint32_t n = 0;
+	bool placed;
 	int r;
 
 	if (pool >= plan->n_pools)
 		return kv_error(-EINVAL, "pool: %u given, the plan has %u", pool, plan->n_pools);
 	p = &plan->pools[pool];
-	if (p->block_tokens && plan->layout == KV_PLAN_SLAB)
-		return kv_error(
-			-ENOTSUP,
-			"pool %s: groups take turns in its blocks, which a kv_layout has no "
-			"words for",
-			p->name);
+	placed = must_be_placed(plan, pool);
 	/* As they lie in a block: group by group. */
 	for (uint32_t i = 0, g = 0; g < plan->n_groups; i = (i + 1) % plan->n_components, g += !i) {
 		const struct kv_plan_component *c = &plan->components[i];
 
 		if (c->group != g || plan->groups[g].pool != pool)
 			continue;
-		if (c->round > 1 || plan->groups[g].stride > 1)
-			return kv_error(
-				-ENOTSUP,
-				"pool %s: component %s of layer %u has rows that a kv_layout has "
-				"no words for",
-				p->name, c->name, c->layer);
 		if (n == KV_MAX_COMPONENTS)
 			return kv_error(-ENOTSUP,
 					"pool %s: more than %d components, a kv_layout has "
@@ -166,8 +179,11 @@ KV_PUBLIC int kv_plan_pool_layout(const struct kv_plan *plan, uint32_t pool,
 			.n_heads = c->n_heads,
 			.head_dim = c->head_dim,
 			.scale = 1,
+			.n_rows = placed ? placed_rows(&plan->groups[g], c) : 0,
+			.offset = placed ? c->offset : 0,
 		};
 	}
+	layout.flags = placed ? KV_LAYOUT_PLACED : 0;
 	layout.kind = p->paged ? KV_LAYOUT_PAGED : KV_LAYOUT_FLAT;
 	layout.n_components = n;
 	r = check_layout(p, &layout);

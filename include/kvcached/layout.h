@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 #define KV_MAX_COMPONENTS 1024
-#define KV_MAX_BLOCK_TOKENS 2048
+#define KV_MAX_BLOCK_TOKENS 65536
 #define KV_BLOCK_ALIGN 256 /* every component of a block starts at a multiple of this */
 
 enum kv_layout_kind {
@@ -32,8 +32,13 @@ enum kv_layout_kind {
 };
 
 #define KV_LAYOUT_HEAD_MAJOR 1u /* flag: [head][token] instead of [token][head] */
+/*
+ * Flag, of flat layouts: components lie where they say, and may overlap. For blocks in which groups of
+ * layers take turns (one id belongs to one group at a time), and rows that aren't one a token.
+ */
+#define KV_LAYOUT_PLACED 2u
 
-/* What a component holds. Two components of a layer have different roles. */
+/* What a component holds. */
 enum kv_role {
 	KV_ROLE_K = 1,
 	KV_ROLE_V = 2,
@@ -51,6 +56,8 @@ struct kv_component {
 	uint32_t n_heads;
 	uint32_t head_dim;
 	float scale; /* stored value * scale = true value; 1 unless the type is 8 bits wide */
+	uint32_t n_rows; /* rows of [n_heads, head_dim] in a block; 0: one for each token */
+	uint64_t offset; /* from the block's first byte: with KV_LAYOUT_PLACED, else 0 */
 };
 
 /* A layout as its author declares it. */
@@ -68,7 +75,7 @@ struct kv_view {
 	int64_t block_stride;
 	int64_t token_stride;
 	int64_t head_stride;
-	int32_t block_tokens;
+	int32_t block_tokens; /* rows of a block */
 	int32_t n_heads;
 	int32_t head_dim;
 	int32_t dtype; /* enum kv_dtype */

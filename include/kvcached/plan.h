@@ -188,9 +188,11 @@ void kv_plan_cost(const struct kv_plan *plan, uint64_t tokens, uint64_t *ret_blo
  * Components come in the order of their offsets. Blocks of an encoder's output have its tokens;
  * a state's row is a block of 1 token.
  *
+ * Where groups take turns in a block, or rows stand for several tokens or are rounded, it is a
+ * KV_LAYOUT_PLACED one.
+ *
  * Return: number of components; -EINVAL for a number out of range; -ENOTSUP if a kv_layout can't
- *         express the pool (the text says why): blocks that groups share, rows that stand for
- *         several tokens or are rounded, more than KV_MAX_BLOCK_TOKENS or KV_MAX_COMPONENTS.
+ *         express the pool (the text says why): more than KV_MAX_BLOCK_TOKENS or KV_MAX_COMPONENTS.
  */
 int kv_plan_pool_layout(const struct kv_plan *plan, uint32_t pool, struct kv_component *components,
 			struct kv_layout *ret_layout);

@@ -205,26 +205,79 @@ START_TEST(an_encoders_output_is_a_block_of_its_tokens)
 }
 END_TEST
 
+/* Every component of a pool lies where the plan says, inside the block. */
+static void views_follow(const struct kv_plan *plan, uint32_t plan_pool, struct kv_pool *pool)
+{
+	struct kv_pool_info info;
+	uint32_t n = 0;
+	struct kv_view first;
+
+	kv_pool_info(pool, &info);
+	ck_assert_uint_le(info.block_bytes, plan->pools[plan_pool].block_bytes);
+	must(kv_pool_view(pool, 0, 0, &first));
+	for (uint32_t g = 0; g < plan->n_groups; g++) {
+		for (uint32_t i = 0; i < plan->n_components; i++) {
+			const struct kv_plan_component *c = &plan->components[i];
+			struct kv_view view;
+
+			if (c->group != g || plan->groups[g].pool != plan_pool)
+				continue;
+			must(kv_pool_view(pool, 0, n++, &view));
+			ck_assert_int_eq(view.block_stride, (int64_t)info.block_bytes);
+			ck_assert_int_eq((char *)view.base - (char *)first.base,
+					 (int64_t)(c->offset - plan->components[0].offset));
+			ck_assert_int_eq(view.token_stride, (int64_t)c->slot_bytes);
+			ck_assert_uint_le(c->offset + (uint64_t)view.block_tokens * c->slot_bytes,
+					  info.block_bytes);
+		}
+	}
+	ck_assert_uint_eq(n, info.n_components);
+}
+
+/* DeepSeek V4: rows of 584 bytes, rows for 4 tokens and for 128, sizes rounded. gpt-oss: one slab.
+ */
+START_TEST(pools_whose_rows_are_no_tokens_or_whose_groups_take_turns_are_opened)
+{
+	static const struct {
+		const char *config;
+		int layout;
+	} cases[] = {{MODEL("deepseek-v4-flash"), KV_PLAN_GROUPED},
+		     {MODEL("gpt-oss-20b"), KV_PLAN_SLAB}};
+	KV_OPTIONS(kv_plan_options, planning, .layout = cases[_i].layout,
+		   .budget_bytes = (uint64_t)8 << 30, .context = 4096);
+	struct kv_arch *arch;
+	struct kv_plan *plan;
+
+	must(kv_arch_read(cases[_i].config, &arch));
+	must(kv_plan_arch(arch, NULL, &planning, &plan));
+	for (uint32_t i = 0; i < plan->n_pools; i++) {
+		char name[16];
+		KV_OPTIONS(kv_pool_options, what, .name = name, .plan = plan, .plan_pool = i,
+			   .max_bytes = 8 * plan->pools[i].block_bytes, .mapped = 1,
+			   .timeout = TIMEOUT);
+		struct kv_pool *pool;
+		kv_block_id ids[4];
+
+		snprintf(name, sizeof(name), "pool%u", i);
+		must(kv_pool_open(client, &what, &pool));
+		views_follow(plan, i, pool);
+		must(kv_blocks_take(pool, 4, ids, TIMEOUT));
+		must(kv_blocks_give(pool, 4, ids));
+		kv_pool_close(pool);
+	}
+	kv_plan_free(plan);
+	kv_arch_free(arch);
+}
+END_TEST
+
 START_TEST(a_pool_that_no_layout_can_express_is_refused_with_the_reason)
 {
-	KV_OPTIONS(kv_plan_options, planning, .layout = KV_PLAN_SLAB);
-	KV_OPTIONS(kv_pool_options, what, .name = "v4", .config = MODEL("deepseek-v4-flash"),
+	KV_OPTIONS(kv_plan_options, planning, .layout = KV_PLAN_SPLIT, .block_tokens = 131072);
+	KV_OPTIONS(kv_pool_options, what, .name = "large", .config = MODEL("llama-3-8b"),
 		   .planning = &planning, .timeout = TIMEOUT);
 	struct kv_pool *pool = NULL;
 
-	planning.layout = KV_PLAN_GROUPED;
-	refused(kv_pool_open(client, &what, &pool), -ENOTSUP, "component kv of layer 0");
-	planning.layout = KV_PLAN_SLAB;
-	what.config = MODEL("gpt-oss-20b");
-	refused(kv_pool_open(client, &what, &pool), -ENOTSUP, "groups take turns");
-	/* 4 tiles of 1,601 patches */
-	planning.layout = KV_PLAN_SPLIT;
-	what.config = MODEL("llama-3.2-11b-vision");
-	what.plan_pool = 1;
-	refused(kv_pool_open(client, &what, &pool), -ENOTSUP, "6404 tokens");
-	planning.block_tokens = 4096;
-	what.plan_pool = 0;
-	refused(kv_pool_open(client, &what, &pool), -ENOTSUP, "4096 tokens");
+	refused(kv_pool_open(client, &what, &pool), -ENOTSUP, "131072 tokens");
 	ck_assert_ptr_null(pool);
 }
 END_TEST
@@ -365,7 +418,6 @@ static const struct {
 	{"x=" MODEL("llama-3-8b") ",min=1M", 1, "x: min: "},
 	{"x=" MODEL("llama-3-8b") ",min=2G", 1, "min_bytes"},
 	{"x=" MODEL("llama-3-8b") ",gpus=0+3", 1, "gpus: mask 0x9"},
-	{"x=" MODEL("deepseek-v4-flash") ",layout=grouped", 1, "pool window: component kv"},
 	{"twice=" MODEL("llama-3-8b"), 1, "'twice' already"},
 };
 
@@ -394,6 +446,8 @@ static Suite *suite(void)
 	tcase_add_test(t, windows_and_all_tokens_share_a_block_in_the_order_of_the_plan);
 	tcase_add_test(t, an_encoders_output_is_a_block_of_its_tokens);
 	tcase_add_test(t, a_pool_that_no_layout_can_express_is_refused_with_the_reason);
+	tcase_add_loop_test(t, pools_whose_rows_are_no_tokens_or_whose_groups_take_turns_are_opened,
+			    0, 2);
 	tcase_add_test(t, what_is_wrong_with_the_options_is_named);
 	tcase_add_test(t, options_of_a_program_built_before_plans_are_read_as_far_as_they_go);
 	suite_add_tcase(s, t);
