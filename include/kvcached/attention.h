@@ -15,8 +15,11 @@
  *   a row that sees no key: out = 0, lse = -inf
  * Sources: online softmax arXiv:1805.02867; paged attention arXiv:2309.06180.
  *
- * The value of a row depends on that row's query and keys alone: not on the batch it runs in, on
- * how a prompt was cut into chunks, or on which ids its blocks have.
+ * A call is repeatable to the bit. With `invariant` the value of a row depends, besides, on that
+ * row's query and keys alone: not on the batch it runs in, on how a prompt was cut into chunks, or
+ * on which ids its blocks have. Without, faster backends may run, whose sums fall into parts that
+ * depend on the lengths of the whole batch; and NaN in K or V of a token may then spoil all rows of
+ * its sequence in the call.
  *
  * Threads: every function may be called from any thread at any time.
  */
@@ -78,6 +81,9 @@ struct kv_attention_args {
 	float softcap;	/* 0: none */
 	int32_t window_left; /* keys before p that are visible; -1: all */
 	int32_t causal;	     /* 1, or 0: every query sees all seq_len keys */
+	int32_t invariant;   /* 1: only backends whose rows have the same bits in every batch */
+	size_t workspace_bytes;
+	void *workspace; /* see kv_attention_workspace_bytes(); NULL: only backends that need none */
 	void *stream;
 };
 
@@ -90,6 +96,22 @@ struct kv_attention_args {
  * Return: as kv_write().
  */
 int kv_attention(const struct kv_attention_args *args);
+
+#define KV_WORKSPACE_ALIGN 256
+
+/**
+ * kv_attention_workspace_bytes() - the workspace with which the fastest backend can run @args
+ * @ret_bytes: bytes; 0: it needs none
+ *
+ * Goes by sizes, types and strides: of pointers only the views' bases are looked at, and lengths in
+ * memory are not. It does not depend on n_seqs, max_seq_len or table_width, and grows with
+ * max_query_len: one workspace of the largest max_query_len serves all steps and layers of a model.
+ * The caller zeroes it once, before its first use; each call leaves it ready for the next. Calls
+ * that may run at the same time need one each.
+ *
+ * Return: as kv_write().
+ */
+int kv_attention_workspace_bytes(const struct kv_attention_args *args, size_t *ret_bytes);
 
 struct kv_copy_args {
 	size_t size;

@@ -36,6 +36,7 @@ struct problem_spec {
 	float softcap;
 	float sm_scale;
 	int causal;
+	int invariant;
 	int spare_rows; /* of q and out, past the last query */
 	int shuffle;	/* which order the ids of blocks come in */
 };
@@ -47,6 +48,7 @@ struct problem {
 	int n_heads_q;
 	size_t pool_bytes;
 	void *pool;
+	void *workspace; /* zeroed once */
 	double *out; /* [n_rows, n_heads_q, dv] right answers */
 	double *lse; /* [n_rows, n_heads_q] */
 };
@@ -56,6 +58,9 @@ struct problem_spec problem_default(void);
 
 struct problem *problem_new(const struct problem_spec *spec);
 struct problem *problem_free(struct problem *problem);
+
+/* Whether @backend can run it; -ENOTSUP is the only reason not to. */
+bool problem_can_run(const struct problem *problem, const struct kv_attn_backend *backend);
 
 /* Runs @backend; the results, lse included, on the host: free() them. */
 void problem_run(struct problem *problem, const struct kv_attn_backend *backend, void **ret_out,
