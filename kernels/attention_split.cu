@@ -19,9 +19,11 @@ struct kv_split_tuning kv_split_tuning;
 struct split {
 	int n_row_tiles; /* of 8 rows, in a chunk */
 	int n_chunks;
-	int heads;
+	int n_heads; /* of a warp */
+	int sets;    /* of such heads, side by side in a thread block */
 	int n_warps;
-	int n_parts; /* thread blocks: one for each multiprocessor */
+	int n_blocks; /* thread blocks of a multiprocessor */
+	int n_parts; /* thread blocks: as many as run at a time */
 };
 
 static int attribute(cudaDeviceAttr which, int *ret)
@@ -42,22 +44,36 @@ static int split_init(const struct kv_attention_args *args, struct split *ret)
 {
 	int64_t rows = (int64_t)args->max_query_len * (args->n_heads_q / args->k.n_heads);
 	int64_t row_bytes = kv_view_row_bytes(&args->k);
-	int r;
+	int r, wide;
 
 	r = attribute(cudaDevAttrMultiProcessorCount, &ret->n_parts);
 	if (r < 0)
 		return r;
 	ret->n_row_tiles = rows <= 8 ? 1 : rows <= 16 ? 2 : 4;
 	ret->n_chunks = (int)((rows + ret->n_row_tiles * 8 - 1) / (ret->n_row_tiles * 8));
-	ret->n_warps = kv_split_warps((int)row_bytes);
-	ret->n_parts *= kv_split_blocks((int)row_bytes, ret->n_row_tiles);
-	ret->heads = 1;
-	/* Heads that follow one another in memory are read together. */
-	while (args->k.head_stride == row_bytes && ret->heads * row_bytes < RUN_BYTES &&
-	       args->k.n_heads % (ret->heads * 2) == 0)
-		ret->heads *= 2;
-	if (kv_split_tuning.heads && args->k.n_heads % kv_split_tuning.heads == 0)
-		ret->heads = kv_split_tuning.heads;
+	/* Heads of a warp: those in 256 bytes, where the kernel with as many row tiles has them. */
+	wide = (int)(RUN_BYTES / row_bytes);
+	if (ret->n_row_tiles == 2 && args->k.head_dim == 64)
+		wide = 2;
+	else if (ret->n_row_tiles > 1)
+		wide = 1;
+	/* Apart in memory, they are runs of no less than 1 KiB by themselves. */
+	if (args->k.head_stride != row_bytes && args->k.head_dim == 64)
+		wide = 1;
+	if (kv_split_tuning.heads == 1)
+		wide = 1;
+	ret->n_heads = wide > 1 && args->k.n_heads % wide == 0 ? wide : 1;
+	/* Sets that follow one another in memory are read together. */
+	ret->sets = 1;
+	while (args->k.head_stride == row_bytes && ret->sets * ret->n_heads * row_bytes < RUN_BYTES &&
+	       args->k.n_heads % (ret->sets * 2) == 0)
+		ret->sets *= 2;
+	if (kv_split_tuning.sets && args->k.n_heads % (kv_split_tuning.sets * ret->n_heads) == 0)
+		ret->sets = kv_split_tuning.sets;
+	ret->n_warps = kv_split_warps((int)row_bytes * ret->n_heads);
+	ret->n_blocks = kv_split_blocks((int)row_bytes * ret->n_heads,
+					ret->n_row_tiles * ret->n_heads);
+	ret->n_parts *= ret->n_blocks;
 	if (kv_split_tuning.n_parts)
 		ret->n_parts = kv_split_tuning.n_parts;
 	return 0;
@@ -70,7 +86,7 @@ static size_t counter_bytes(const struct split *split)
 
 static size_t workspace_bytes(const struct kv_attention_args *args, const struct split *split)
 {
-	size_t rows = (size_t)split->heads * (size_t)split->n_row_tiles * KV_SPLIT_ROWS;
+	size_t rows = (size_t)(split->sets * split->n_heads * split->n_row_tiles) * KV_SPLIT_ROWS;
 
 	return counter_bytes(split) + (size_t)split->n_parts * 2 * rows *
 					      ((size_t)args->v.head_dim + 4) * sizeof(float);
@@ -148,7 +164,7 @@ extern "C" int kv_attention_split_can_run(const struct kv_attention_args *args)
 	if (r < 0)
 		return r;
 	if ((double)args->n_seqs * args->table_width * (args->k.block_tokens / RUN) *
-		    args->k.n_heads / split.heads * split.n_chunks > INT_MAX)
+		    args->k.n_heads / (split.sets * split.n_heads) * split.n_chunks > INT_MAX)
 		return kv_error(-ENOTSUP, "n_seqs, table_width: %d, %d given, too large for split",
 				args->n_seqs, args->table_width);
 	if (!args->workspace || args->workspace_bytes < workspace_bytes(args, &split))
@@ -194,12 +210,15 @@ extern "C" int kv_attention_split(const struct kv_attention_args *args)
 			       ? -1
 			       : args->k.block_tokens - 1;
 	p.n_chunks = split.n_chunks;
-	p.heads = split.heads;
-	p.min_tiles = kv_split_tuning.min_tiles ?: split.n_warps / split.heads;
+	p.heads = split.sets;
+	p.blocks = split.n_blocks;
+	p.n_sets = args->k.n_heads / (split.sets * split.n_heads);
+	p.min_tiles = kv_split_tuning.min_tiles ?: 2 * split.n_warps / split.sets;
 	p.window_left = args->window_left;
 	p.causal = args->causal;
 	p.capped = args->softcap > 0;
 	p.inner = p.capped ? 2 * log2_e * scale / args->softcap : 0;
 	p.outer = p.capped ? log2_e * args->softcap : log2_e * scale;
-	return launch(&p, args->k.head_dim, split.n_row_tiles, split.n_parts, args->stream);
+	return launch(&p, args->k.head_dim, split.n_row_tiles, split.n_heads, split.n_parts,
+		      args->stream);
 }

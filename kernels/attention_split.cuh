@@ -15,7 +15,7 @@
  *	O^T [D, 8 queries] += V^T [D, 16] P^T [16, 8]	P^T is S^T with lanes transposed by movmatrix
  *
  * Work is one list of tiles (16 or 32 keys of one request): for each request, for each set of
- * `heads` KV heads, for each chunk of rows, the tiles that some row sees. A thread block takes an
+ * KV heads, for each chunk of rows, the tiles that some row sees. A thread block takes an
  * equal, contiguous run of the list, found from the lengths on the device, so a launch depends on
  * no length and ragged batches are as even as uniform ones. A run falls into segments, one for each
  * (request, heads, chunk) it touches. In a segment warp w has head w / (warps / heads), and every
@@ -38,17 +38,21 @@
 #define RUN   16   /* tokens that lie in one block */
 #define MERGE 16   /* sums that are merged by one thread block */
 #define LOADS 8	   /* of them in flight */
-#define ALIGN 512  /* tiles of a part up to which parts that end where entries do are worth 10 % fewer */
+#define ALIGN 200  /* tiles of a part up to which parts that end with entries are worth 10 % fewer */
 #define SLACK 8.0f /* weights stay below 2^SLACK: only then are sums brought to a new maximum */
 #define NONE  -1e30f /* maximum of no scores */
 
-/* Sizes of a kernel: TYPE of the cache, head dim D, N row tiles of 8 queries. */
-template <int TYPE, int D, int N> struct shape {
-	static constexpr int type = TYPE, dim = D, n = N;
-	static constexpr int element = TYPE == KV_F8_E4M3 ? 1 : 2;
-	static constexpr int row = D * element; /* bytes of a token */
-	static constexpr int units = row / 16;	/* 16-byte units of a row */
-	static constexpr int warps = kv_split_warps(row), blocks = kv_split_blocks(row, N);
+/*
+ * Sizes of a kernel: TYPE of the cache, head dim D, N row tiles of 8 queries, H heads of a warp: as
+ * many as bring the bytes of a token that it reads to 256.
+ */
+template <int TYPE, int D, int N, int H> struct shape {
+	static constexpr int type = TYPE, dim = D, n = N, h = H;
+	static constexpr int columns = N * H; /* tiles of 8 queries; tile c: head c / N, rows c % N */
+	static constexpr int row = H * D * (TYPE == KV_F8_E4M3 ? 1 : 2); /* bytes of a token */
+	static constexpr int units = row / 16;		/* 16-byte units of a row */
+	static constexpr int head_units = units / H;
+	static constexpr int warps = kv_split_warps(row), blocks = kv_split_blocks(row, N * H);
 	static constexpr int threads = warps * KV_WARP;
 	static constexpr int runs = row > 64 ? 1 : 2; /* of a tile */
 	static constexpr int tokens = runs * RUN;
@@ -68,6 +72,7 @@ template <int TYPE, int D, int N> struct shape {
 /* A part of one request's tiles, for one set of heads and one chunk of rows. */
 struct segment {
 	int at;	  /* of its first tile in the list */
+	bool later; /* not the first of its thread block */
 	int left; /* tiles of the run after this segment */
 	int b;
 	int entry;  /* set of heads * chunks + chunk */
@@ -124,7 +129,7 @@ __device__ static void load_request(const struct kv_split_params &p, int b, stru
 /* Entries of the list that a request has. */
 __device__ static int n_entries(const struct kv_split_params &p, const struct segment &s)
 {
-	return p.k.n_heads / p.heads * s.chunks;
+	return p.n_sets * s.chunks;
 }
 
 /* The segment after @s; call it only if s.left > 0. */
@@ -132,6 +137,7 @@ template <typename S>
 __device__ static void next_segment(const struct kv_split_params &p, struct segment &s)
 {
 	s.at += s.t1 - s.t0;
+	s.later = true;
 	s.entry++;
 	if (s.entry == n_entries(p, s)) {
 		s.entry = 0;
@@ -144,9 +150,14 @@ __device__ static void next_segment(const struct kv_split_params &p, struct segm
 	s.left -= s.t1;
 }
 
-/* How the list is cut: into n parts of @each tiles, the first @more of them one larger. */
+/*
+ * How the list is cut. Either each entry into the same number of parts, per_entry, so that a part is
+ * one segment; or (per_entry 0) all of it into n parts of @each tiles, the first @more of them one
+ * larger.
+ */
 struct cut {
 	int n;
+	int per_entry;
 	int each;
 	int more;
 };
@@ -164,89 +175,118 @@ __device__ static int part_of(const struct cut &c, int tile)
 }
 
 /*
- * Parts for @total tiles of @entries: as many as there are thread blocks, but of no fewer than
- * min_tiles. Where parts are small, their number is such that in a uniform batch a part has whole
- * entries, or an entry whole parts: then nothing is merged, or once.
+ * The cut of @total tiles in @entries of at most @longest.
+ *
+ * Few entries of about one length are cut each for itself: into parts of at least min_tiles, of as
+ * many as one thread block merges, or of more if that leaves multiprocessors without work. Short
+ * parts are not worth a second thread block on a multiprocessor. Many short entries go to as many
+ * thread blocks as have whole entries, if that is nearly all. Else each thread block gets the same
+ * number of tiles.
  */
-__device__ static struct cut cut_list(const struct kv_split_params &p, int total, int entries)
+__device__ static struct cut cut_list(const struct kv_split_params &p, int total, int entries,
+				      int longest)
 {
-	int most = max(min((int)gridDim.x, total / p.min_tiles), 1), n = most;
-	struct cut c;
+	int most = gridDim.x, half = most / p.blocks;
+	int fewest = longest / p.min_tiles;
+	struct cut c = {};
 
-	if (total / most < ALIGN) {
-		if (entries <= most)
-			n = most / entries * entries;
-		else if (entries % ((entries + most - 1) / most) == 0)
-			n = entries / ((entries + most - 1) / most);
-		if (n < most - most / 10)
-			n = most;
+	if (entries <= most && longest <= total / entries + total / entries / 8 &&
+	    total / most < ALIGN) {
+		c.per_entry = min(max(fewest, 1), most / entries);
+		if (c.per_entry > MERGE)
+			c.per_entry = max(min(fewest / 2, half / entries), MERGE);
+		if (c.per_entry * entries > half &&
+		    (c.per_entry * 3 > fewest || (half / entries == 1 && fewest <= 12)))
+			c.per_entry = max(half / entries, 1);
+		c.n = c.per_entry * entries;
+		/* One or two for nearly each multiprocessor, or nothing to gain by more. */
+		if (c.n >= most - most / 8 || (c.n <= half && c.n >= half - half / 8) ||
+		    c.n * p.min_tiles * 2 > total || c.per_entry >= MERGE)
+			return c;
+		c.per_entry = 0;
 	}
-	c.n = n;
-	c.each = total / n;
-	c.more = total % n;
+	c.n = max(min(most, total / p.min_tiles), 1);
+	if (total / c.n < ALIGN && entries > most) {
+		int whole = (entries + most - 1) / most;
+
+		if (entries % whole == 0 && entries / whole >= most - most / 10)
+			c.n = entries / whole;
+	}
+	c.each = total / c.n;
+	c.more = total % c.n;
 	return c;
 }
 
-/* The first segment of this thread block, or false if there is none for it. */
+/*
+ * The first segment of this thread block, or false if there is none for it. Each warp finds it for
+ * itself: that takes no barrier.
+ */
 template <typename S>
 __device__ static bool plan(const struct kv_split_params &p, struct cut &c, struct segment &s)
 {
-	__shared__ int64_t sums[S::warps]; /* tiles, and 2^32 times entries */
-	__shared__ int found_at, found_b;
-	int lane = threadIdx.x % KV_WARP, warp = threadIdx.x / KV_WARP;
-	int each = (p.n_seqs + S::threads - 1) / S::threads;
-	int begin = min((int)threadIdx.x * each, p.n_seqs), end = min(begin + each, p.n_seqs);
-	int64_t mine = 0, before, total = 0;
-	int start, tile;
+	int lane = threadIdx.x % KV_WARP;
+	int each = (p.n_seqs + KV_WARP - 1) / KV_WARP;
+	int begin = min(lane * each, p.n_seqs), end = min(begin + each, p.n_seqs);
+	int tiles = 0, entries = 0, longest = 0, tiles_to, entries_to, key, at, mine;
+	uint32_t finder;
 
 	for (int b = begin; b < end; b++) {
 		load_request<S>(p, b, s);
-		if (s.n)
-			mine += (int64_t)n_entries(p, s) * (s.n + (1LL << 32));
-	}
-	before = mine;
-#pragma unroll
-	for (int step = 1; step < KV_WARP; step *= 2) {
-		int64_t x = __shfl_up_sync(KV_ALL_LANES, before, step);
-
-		before += lane >= step ? x : 0;
-	}
-	if (lane == KV_WARP - 1)
-		sums[warp] = before;
-	__syncthreads();
-	before -= mine;
-#pragma unroll
-	for (int w = 0; w < S::warps; w++) {
-		before += w < warp ? sums[w] : 0;
-		total += sums[w];
-	}
-	if (!total)
-		return false;
-	c = cut_list(p, (int)total, (int)(total >> 32));
-	if ((int)blockIdx.x >= c.n)
-		return false;
-	start = part_start(c, blockIdx.x);
-	tile = (int)before;
-	if (tile <= start && start < tile + (int)mine) {
-		for (int b = begin; b < end; b++) {
-			int n;
-
-			load_request<S>(p, b, s);
-			n = s.n ? s.n * n_entries(p, s) : 0;
-			if (start < tile + n) {
-				found_b = b;
-				found_at = tile;
-				break;
-			}
-			tile += n;
+		if (s.n) {
+			tiles += s.n * n_entries(p, s);
+			entries += n_entries(p, s);
+			longest = max(longest, s.n);
 		}
 	}
-	__syncthreads();
-	load_request<S>(p, found_b, s);
-	s.at = start;
-	s.entry = (start - found_at) / s.n;
-	s.t0 = (start - found_at) % s.n;
-	s.left = part_start(c, blockIdx.x + 1) - start;
+	tiles_to = tiles;
+	entries_to = entries;
+#pragma unroll
+	for (int step = 1; step < KV_WARP; step *= 2) {
+		int x = __shfl_up_sync(KV_ALL_LANES, tiles_to, step);
+		int y = __shfl_up_sync(KV_ALL_LANES, entries_to, step);
+
+		tiles_to += lane >= step ? x : 0;
+		entries_to += lane >= step ? y : 0;
+	}
+	longest = __reduce_max_sync(KV_ALL_LANES, longest);
+	at = __shfl_sync(KV_ALL_LANES, entries_to, KV_WARP - 1);
+	if (!at)
+		return false;
+	c = cut_list(p, __shfl_sync(KV_ALL_LANES, tiles_to, KV_WARP - 1), at, longest);
+	if ((int)blockIdx.x >= c.n)
+		return false;
+	/* Which lane's requests have entry or tile @key, and which of these. */
+	key = c.per_entry ? blockIdx.x / c.per_entry : part_start(c, blockIdx.x);
+	mine = c.per_entry ? entries : tiles;
+	at = (c.per_entry ? entries_to : tiles_to) - mine;
+	finder = __ballot_sync(KV_ALL_LANES, at <= key && key < at + mine);
+	if (finder >> lane & 1) {
+		for (; begin < end; begin++) {
+			load_request<S>(p, begin, s);
+			mine = s.n ? n_entries(p, s) * (c.per_entry ? 1 : s.n) : 0;
+			if (key < at + mine)
+				break;
+			at += mine;
+		}
+	}
+	begin = __shfl_sync(KV_ALL_LANES, begin, __ffs(finder) - 1);
+	at = __shfl_sync(KV_ALL_LANES, at, __ffs(finder) - 1);
+	load_request<S>(p, begin, s);
+	s.later = false;
+	if (c.per_entry) {
+		int i = blockIdx.x % c.per_entry;
+
+		s.entry = key - at;
+		s.t0 = s.n * i / c.per_entry;
+		s.t1 = s.n * (i + 1) / c.per_entry;
+		s.left = 0;
+		s.at = 0;
+		return true;
+	}
+	s.at = key;
+	s.entry = (key - at) / s.n;
+	s.t0 = (key - at) % s.n;
+	s.left = part_start(c, blockIdx.x + 1) - key;
 	s.t1 = min(s.n, s.t0 + s.left);
 	s.left -= s.t1 - s.t0;
 	return true;
@@ -278,7 +318,7 @@ __device__ static void fetch(const struct kv_split_params &p, struct cursor &c, 
 	constexpr int copies = RUN * S::units / KV_WARP; /* a lane's, of a run */
 	int lane = threadIdx.x % KV_WARP;
 	int token = c.s.first + c.tile * S::tokens;
-	int head = c.s.entry / c.s.chunks * p.heads + head_in_set;
+	int head = (c.s.entry / c.s.chunks * p.heads + head_in_set) * S::h;
 
 	if (c.tile >= c.s.t1)
 		return;
@@ -303,8 +343,11 @@ __device__ static void fetch(const struct kv_split_params &p, struct cursor &c, 
 			int unit = i * KV_WARP + lane;
 			int row = unit / S::units, u = unit % S::units;
 			uint32_t at = to + (r * RUN + row) * S::row + (u ^ S::turn(row)) * 16;
-			const char *from_k = k + row * (int)p.k.token_stride + u * 16;
-			const char *from_v = v + row * (int)p.v.token_stride + u * 16;
+			int h = u / S::head_units;
+			const char *from_k = k + row * (int)p.k.token_stride + h * p.k.head_stride +
+					     u % S::head_units * 16;
+			const char *from_v = v + row * (int)p.v.token_stride + h * p.v.head_stride +
+					     u % S::head_units * 16;
 
 			if (whole) {
 				kv_copy16(at, from_k, policy);
@@ -322,19 +365,19 @@ __device__ static void fetch(const struct kv_split_params &p, struct cursor &c, 
 	cursor_skip_empty<S>(p, c, sub);
 }
 
-/* A warp's queries and sums. Column j of row tile n: query row 8 n + 2 t + j, lane = 4 g + t. */
+/* A warp's queries and sums. Column j of a tile: its query row 2 t + j, lane = 4 g + t. */
 template <typename S> struct state {
-	uint32_t q[S::n][S::dim / 16][2]; /* B operands */
-	float unit[S::n][2];		  /* e4m3: what 1 in q stands for */
-	float m[S::n][2];
-	float l[S::n][2];	     /* of this lane's keys */
-	float o[S::n][S::dim / 16][4]; /* C operands, O^T */
+	uint32_t q[S::columns][S::dim / 16][2]; /* B operands */
+	float unit[S::columns][2];		/* e4m3: what 1 in q stands for */
+	float m[S::columns][2];
+	float l[S::columns][2];		     /* of this lane's keys */
+	float o[S::columns][S::dim / 16][4]; /* C operands, O^T */
 };
 
 /*
  * q of a segment. For e4m3 k-index 2t, 2t + 1, 2t + 8, 2t + 9 of an instruction is element 4t.. of
- * 16, as ldmatrix brings K. There q is scaled by a power of 2 so that its row's largest lies near
- * 2^8: f16 then holds bf16 values but for those 2^-22 times as large.
+ * 16, as ldmatrix brings K. There a row of bf16 is scaled by a power of 2 so that its largest element
+ * lies near 2^8: f16 then holds its values but for those 2^-22 times as large.
  */
 template <typename S>
 __device__ static void load_q(const struct kv_split_params &p, const struct segment &s, int head,
@@ -343,11 +386,11 @@ __device__ static void load_q(const struct kv_split_params &p, const struct segm
 	int g = threadIdx.x % KV_WARP / 4, t = threadIdx.x % 4;
 
 #pragma unroll
-	for (int n = 0; n < S::n; n++) {
-		int row = (s.entry % s.chunks * S::n + n) * KV_SPLIT_ROWS + g;
+	for (int n = 0; n < S::columns; n++) {
+		int row = (s.entry % s.chunks * S::n + n % S::n) * KV_SPLIT_ROWS + g;
 		bool real = row < s.q_len * p.group;
-		int64_t at = (int64_t)(s.start + row / p.group) * p.n_heads_q + head * p.group +
-			     row % p.group;
+		int64_t at = (int64_t)(s.start + row / p.group) * p.n_heads_q +
+			     (head + n / S::n) * p.group + row % p.group;
 		const uint16_t *q = (const uint16_t *)p.q + (real ? at : 0) * S::dim;
 
 		x.unit[n][0] = x.unit[n][1] = 1;
@@ -363,39 +406,26 @@ __device__ static void load_q(const struct kv_split_params &p, const struct segm
 				x.q[n][k][1] = real ? *(const uint32_t *)(q + 16 * k + 2 * t + 8) : 0;
 			}
 		}
-		if (S::type == KV_F8_E4M3) {
-			uint32_t most = 0; /* magnitude as f32 bits */
+		if (S::type == KV_F8_E4M3 && p.dtype == KV_BF16) {
+			__nv_bfloat162 most = __floats2bfloat162_rn(0, 0);
 			float factor;
 			int power;
 
 #pragma unroll
-			for (int k = 0; k < S::dim / 8; k++) {
-				uint32_t u = x.q[n][k / 2][k % 2];
-
-				if (p.dtype == KV_BF16) {
-					most = max(most, max(u << 16 & 0x7fff0000, u & 0x7fff0000));
-				} else {
-					float2 f = __half22float2(*(__half2 *)&u);
-
-					most = max(most, max(__float_as_uint(f.x) & 0x7fffffff,
-							     __float_as_uint(f.y) & 0x7fffffff));
-				}
-			}
-			most = max(most, __shfl_xor_sync(KV_ALL_LANES, most, 1));
-			most = max(most, __shfl_xor_sync(KV_ALL_LANES, most, 2));
-			power = min(max((int)(most >> 23) - 127 - 8, -118), 118);
-			if (!most || most >= 0x7f800000)
-				power = 0;
+			for (int k = 0; k < S::dim / 8; k++)
+				most = __hmax2(most, __habs2(*(__nv_bfloat162 *)&x.q[n][k / 2][k % 2]));
+			factor = fmaxf(__low2float(most), __high2float(most));
+			factor = fmaxf(factor, __shfl_xor_sync(KV_ALL_LANES, factor, 1));
+			factor = fmaxf(factor, __shfl_xor_sync(KV_ALL_LANES, factor, 2));
+			power = min(max((int)(__float_as_uint(factor) >> 23) - 127 - 8, -118), 118);
 			factor = __uint_as_float((uint32_t)(127 - power) << 23);
 #pragma unroll
 			for (int k = 0; k < S::dim / 8; k++) {
 				uint32_t u = x.q[n][k / 2][k % 2];
-				float2 f = p.dtype == KV_BF16
-						   ? make_float2(__uint_as_float(u << 16),
-								 __uint_as_float(u & 0xffff0000))
-						   : __half22float2(*(__half2 *)&u);
 
-				x.q[n][k / 2][k % 2] = kv_pack<KV_F16>(f.x * factor, f.y * factor);
+				x.q[n][k / 2][k % 2] =
+					kv_pack<KV_F16>(__uint_as_float(u << 16) * factor,
+							__uint_as_float(u & 0xffff0000) * factor);
 			}
 			factor = __uint_as_float((uint32_t)(127 + power) << 23);
 			x.unit[n][0] = __shfl_sync(KV_ALL_LANES, factor, 8 * t);
@@ -407,7 +437,7 @@ __device__ static void load_q(const struct kv_split_params &p, const struct segm
 template <typename S> __device__ static void clear(struct state<S> &x)
 {
 #pragma unroll
-	for (int n = 0; n < S::n; n++) {
+	for (int n = 0; n < S::columns; n++) {
 		x.m[n][0] = x.m[n][1] = NONE;
 		x.l[n][0] = x.l[n][1] = 0;
 #pragma unroll
@@ -416,9 +446,10 @@ template <typename S> __device__ static void clear(struct state<S> &x)
 	}
 }
 
-/* score[r][n] = S^T of run r and row tile n, K in the stage at @k */
+/* score[r][n] = S^T of run r and tile n, K in the stage at @k */
 template <typename S>
-__device__ static void scores(const struct state<S> &x, uint32_t k, float (&score)[S::runs][S::n][4])
+__device__ static void scores(const struct state<S> &x, uint32_t k,
+			      float (&score)[S::runs][S::columns][4])
 {
 	int lane = threadIdx.x % KV_WARP;
 
@@ -427,13 +458,16 @@ __device__ static void scores(const struct state<S> &x, uint32_t k, float (&scor
 		uint32_t row = k + (r * RUN + lane % 16) * S::row;
 
 #pragma unroll
-		for (int n = 0; n < S::n; n++)
+		for (int n = 0; n < S::columns; n++)
 			score[r][n][0] = score[r][n][1] = score[r][n][2] = score[r][n][3] = 0;
+		/* e goes around the heads so that sums of one do not wait for themselves */
 #pragma unroll
-		for (int u = 0; u < S::units; u += 2) {
+		for (int e = 0; e < S::units; e += 2) {
+			int h = e / 2 % S::h, u = e / 2 / S::h * 2;
 			uint32_t a[4];
 
-			kv_ldmatrix(a, row + ((u + lane / 16) ^ S::turn(lane % 16)) * 16);
+			kv_ldmatrix(a, row + ((h * S::head_units + u + lane / 16) ^
+					      S::turn(lane % 16)) * 16);
 			if (S::type == KV_F8_E4M3) {
 				uint32_t low[4], high[4];
 
@@ -442,14 +476,14 @@ __device__ static void scores(const struct state<S> &x, uint32_t k, float (&scor
 				kv_e4m3x4_to_f16(a[2], high[0], high[2]);
 				kv_e4m3x4_to_f16(a[3], high[1], high[3]);
 #pragma unroll
-				for (int n = 0; n < S::n; n++) {
+				for (int n = h * S::n; n < (h + 1) * S::n; n++) {
 					kv_mma<KV_F16>(score[r][n], low, x.q[n][u]);
 					kv_mma<KV_F16>(score[r][n], high, x.q[n][u + 1]);
 				}
 			} else {
 				/* matrices (keys 0-7, 8-15) x (unit u, u + 1) are a0 to a3 */
 #pragma unroll
-				for (int n = 0; n < S::n; n++)
+				for (int n = h * S::n; n < (h + 1) * S::n; n++)
 					kv_mma<S::type>(score[r][n], a, x.q[n][u / 2]);
 			}
 		}
@@ -459,16 +493,16 @@ __device__ static void scores(const struct state<S> &x, uint32_t k, float (&scor
 /* Keys that a row does not see get the score that weighs nothing. @token: first of the tile */
 template <typename S>
 __device__ static void mask(const struct kv_split_params &p, const struct segment &s, int token,
-			    float (&score)[S::runs][S::n][4])
+			    float (&score)[S::runs][S::columns][4])
 {
 	int g = threadIdx.x % KV_WARP / 4, t = threadIdx.x % 4;
 	float nothing = p.outer < 0 ? INFINITY : -INFINITY;
 
 #pragma unroll
-	for (int n = 0; n < S::n; n++) {
+	for (int n = 0; n < S::columns; n++) {
 #pragma unroll
 		for (int j = 0; j < 2; j++) {
-			int row = (s.entry % s.chunks * S::n + n) * KV_SPLIT_ROWS + 2 * t + j;
+			int row = (s.entry % s.chunks * S::n + n % S::n) * KV_SPLIT_ROWS + 2 * t + j;
 			struct kv_span span = row_sees(p, s, row);
 
 #pragma unroll
@@ -487,21 +521,21 @@ __device__ static void mask(const struct kv_split_params &p, const struct segmen
 /* Scores to weights; sums come to a new maximum if a weight would pass 2^SLACK. */
 template <typename S>
 __device__ static void soften(const struct kv_split_params &p, struct state<S> &x,
-			      float (&score)[S::runs][S::n][4])
+			      float (&score)[S::runs][S::columns][4])
 {
 	float most = 0;
 
 #pragma unroll
 	for (int r = 0; r < S::runs; r++)
 #pragma unroll
-		for (int n = 0; n < S::n; n++)
+		for (int n = 0; n < S::columns; n++)
 #pragma unroll
 			for (int i = 0; i < 4; i++)
 				most = fmaxf(most, fmaf(score[r][n][i], p.outer, -x.m[n][i & 1]));
 
 	if (__any_sync(KV_ALL_LANES, most > SLACK)) {
 #pragma unroll
-		for (int n = 0; n < S::n; n++) {
+		for (int n = 0; n < S::columns; n++) {
 #pragma unroll
 			for (int j = 0; j < 2; j++) {
 				float m = x.m[n][j], factor;
@@ -527,7 +561,7 @@ __device__ static void soften(const struct kv_split_params &p, struct state<S> &
 #pragma unroll
 	for (int r = 0; r < S::runs; r++)
 #pragma unroll
-		for (int n = 0; n < S::n; n++)
+		for (int n = 0; n < S::columns; n++)
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
 				score[r][n][i] =
@@ -538,17 +572,18 @@ __device__ static void soften(const struct kv_split_params &p, struct state<S> &
 
 /* O^T += V^T P^T, V in the stage at @v */
 template <typename S>
-__device__ static void weigh(struct state<S> &x, uint32_t v, const float (&weight)[S::runs][S::n][4])
+__device__ static void weigh(struct state<S> &x, uint32_t v,
+			     const float (&weight)[S::runs][S::columns][4])
 {
 	constexpr int type = S::type == KV_BF16 ? KV_BF16 : KV_F16;
 	int lane = threadIdx.x % KV_WARP;
 
 #pragma unroll
 	for (int r = 0; r < S::runs; r++) {
-		uint32_t w[S::n][2];
+		uint32_t w[S::columns][2];
 
 #pragma unroll
-		for (int n = 0; n < S::n; n++) {
+		for (int n = 0; n < S::columns; n++) {
 			w[n][0] = kv_transpose(kv_pack<type>(weight[r][n][0], weight[r][n][1]));
 			w[n][1] = kv_transpose(kv_pack<type>(weight[r][n][2], weight[r][n][3]));
 		}
@@ -556,14 +591,15 @@ __device__ static void weigh(struct state<S> &x, uint32_t v, const float (&weigh
 			uint32_t row = v + (r * RUN + lane % 16) * S::row;
 
 #pragma unroll
-			for (int u = 0; u < S::units; u += 2) {
+			for (int e = 0; e < S::units; e += 2) {
+				int h = e / S::head_units, u = e % S::head_units;
 				uint32_t c[4], a[4], b[4];
 
 				/*
 				 * 16 bits of a transposed matrix are elements 2g, 2g + 1 of a key:
 				 * bytes 0, 2 belong to one row of V^T, 1, 3 to the next.
 				 */
-				kv_ldmatrix_trans(c, row + ((u + lane / 16) ^ S::turn(lane % 16)) * 16);
+				kv_ldmatrix_trans(c, row + ((e + lane / 16) ^ S::turn(lane % 16)) * 16);
 #pragma unroll
 				for (int i = 0; i < 4; i++)
 					c[i] = __byte_perm(c[i], 0, 0x3120);
@@ -572,7 +608,7 @@ __device__ static void weigh(struct state<S> &x, uint32_t v, const float (&weigh
 				kv_e4m3x4_to_f16(c[2], b[0], b[1]);
 				kv_e4m3x4_to_f16(c[3], b[2], b[3]);
 #pragma unroll
-				for (int n = 0; n < S::n; n++) {
+				for (int n = h * S::n; n < (h + 1) * S::n; n++) {
 					kv_mma<KV_F16>(x.o[n][u], a, w[n]);
 					kv_mma<KV_F16>(x.o[n][u + 1], b, w[n]);
 				}
@@ -582,13 +618,13 @@ __device__ static void weigh(struct state<S> &x, uint32_t v, const float (&weigh
 			uint32_t row = v + (r * RUN + key) * S::row;
 
 #pragma unroll
-			for (int d = 0; d < S::dim / 16; d++) {
+			for (int e = 0; e < S::units; e += 2) {
+				int h = e / S::head_units, d = e % S::head_units / 2;
 				uint32_t a[4];
 
-				kv_ldmatrix_trans(
-					a, row + ((2 * d + lane / 8 % 2) ^ S::turn(key)) * 16);
+				kv_ldmatrix_trans(a, row + ((e + lane / 8 % 2) ^ S::turn(key)) * 16);
 #pragma unroll
-				for (int n = 0; n < S::n; n++)
+				for (int n = h * S::n; n < (h + 1) * S::n; n++)
 					kv_mma<type>(x.o[n][d], a, w[n]);
 			}
 		}
@@ -601,14 +637,14 @@ __device__ static void attend_tile(const struct kv_split_params &p, const struct
 {
 	int chunk = s.entry % s.chunks * S::n * KV_SPLIT_ROWS;
 	int last = min(chunk + S::n * KV_SPLIT_ROWS, s.q_len * p.group) - 1;
-	float score[S::runs][S::n][4];
+	float score[S::runs][S::columns][4];
 
 	scores<S>(x, stage, score);
 	if (S::type == KV_F8_E4M3)
 #pragma unroll
 		for (int r = 0; r < S::runs; r++)
 #pragma unroll
-			for (int n = 0; n < S::n; n++)
+			for (int n = 0; n < S::columns; n++)
 #pragma unroll
 				for (int i = 0; i < 4; i++)
 					score[r][n][i] *= x.unit[n][i & 1];
@@ -616,7 +652,7 @@ __device__ static void attend_tile(const struct kv_split_params &p, const struct
 #pragma unroll
 		for (int r = 0; r < S::runs; r++)
 #pragma unroll
-			for (int n = 0; n < S::n; n++)
+			for (int n = 0; n < S::columns; n++)
 #pragma unroll
 				for (int i = 0; i < 4; i++)
 					score[r][n][i] =
@@ -638,17 +674,31 @@ struct sums {
 	float4 o;
 };
 
-__device__ static void add(struct sums &a, float m, float l, float4 o)
+/* a += N others; those past the end have m NONE and l 0 */
+template <int N>
+__device__ static void add(struct sums &a, const float2 (&ml)[N], const float4 (&o)[N])
 {
-	float most = fmaxf(a.m, m);
-	float x = kv_exp2(a.m - most), y = kv_exp2(m - most);
+	float m = a.m, f;
 
-	a.m = most;
-	a.l = a.l * x + l * y;
-	a.o.x = a.o.x * x + o.x * y;
-	a.o.y = a.o.y * x + o.y * y;
-	a.o.z = a.o.z * x + o.z * y;
-	a.o.w = a.o.w * x + o.w * y;
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		m = fmaxf(m, ml[i].x);
+	f = kv_exp2(a.m - m);
+	a.m = m;
+	a.l *= f;
+	a.o.x *= f;
+	a.o.y *= f;
+	a.o.z *= f;
+	a.o.w *= f;
+#pragma unroll
+	for (int i = 0; i < N; i++) {
+		f = kv_exp2(ml[i].x - m);
+		a.l = fmaf(f, ml[i].y, a.l);
+		a.o.x = fmaf(f, o[i].x, a.o.x);
+		a.o.y = fmaf(f, o[i].y, a.o.y);
+		a.o.z = fmaf(f, o[i].z, a.o.z);
+		a.o.w = fmaf(f, o[i].w, a.o.w);
+	}
 }
 
 /* Elements d to d + 3 of a row's result; @row: of the request and head */
@@ -677,7 +727,7 @@ template <typename S> __device__ static float *slot_of(const struct kv_split_par
 {
 	constexpr int rows = S::n * KV_SPLIT_ROWS;
 
-	return p.sums + (int64_t)slot * p.heads * rows * (S::dim + 4);
+	return p.sums + (int64_t)slot * p.heads * S::h * rows * (S::dim + 4);
 }
 
 /*
@@ -689,48 +739,62 @@ __device__ static void merge(const struct kv_split_params &p, const struct segme
 			     int slot0, int n, int step, bool last)
 {
 	constexpr int rows = S::n * KV_SPLIT_ROWS, quads = S::dim / 4;
-	int head0 = s.entry / s.chunks * p.heads, row0 = s.entry % s.chunks * rows;
+	constexpr int side = S::threads == 128 ? 2 : 1; /* results of a thread side by side */
+	int n_heads = p.heads * S::h, count = n_heads * rows * quads;
+	int head0 = s.entry / s.chunks * n_heads, row0 = s.entry % s.chunks * rows;
 	int n_rows = min(rows, s.q_len * p.group - row0);
 
-	for (int i = threadIdx.x; i < p.heads * rows * quads; i += S::threads) {
-		int d = i % quads * 4, row = i / quads % rows, head = i / quads / rows;
-		int at = head * rows + row;
-		struct sums x = {NONE, 0, make_float4(0, 0, 0, 0)};
-
-		if (row >= n_rows)
-			continue;
-		for (int j0 = 0; j0 < n; j0 += LOADS * step) {
-			float4 o[LOADS];
-			float2 ml[LOADS];
+	for (int i0 = threadIdx.x; i0 < count; i0 += side * S::threads) {
+		struct sums x[side];
 
 #pragma unroll
-			for (int j = 0; j < LOADS; j++) {
-				int k = j0 + j * step;
-				const float *slot = slot_of<S>(p, k ? 2 * (part + k) : slot0);
+		for (int e = 0; e < side; e++)
+			x[e] = {NONE, 0, make_float4(0, 0, 0, 0)};
+		for (int j0 = 0; j0 < n; j0 += LOADS * step) {
+			float4 o[side][LOADS];
+			float2 ml[side][LOADS];
 
-				ml[j] = make_float2(NONE, 0);
-				o[j] = make_float4(0, 0, 0, 0);
-				if (k >= n)
-					continue;
-				o[j] = __ldcg((const float4 *)(slot + at * S::dim + d));
-				ml[j] = __ldcg((const float2 *)(slot + p.heads * rows * S::dim) +
-					       (step > 1) * p.heads * rows + at);
+#pragma unroll
+			for (int e = 0; e < side; e++) {
+				int i = i0 + e * S::threads, at = i / quads;
+				bool real = i < count && at % rows < n_rows;
+
+#pragma unroll
+				for (int j = 0; j < LOADS; j++) {
+					int k = j0 + j * step;
+					const float *slot =
+						slot_of<S>(p, k ? 2 * (part + k) : slot0);
+
+					ml[e][j] = make_float2(NONE, 0);
+					o[e][j] = make_float4(0, 0, 0, 0);
+					if (!real || k >= n)
+						continue;
+					o[e][j] = __ldcg((const float4 *)slot + i);
+					ml[e][j] = __ldcg(
+						(const float2 *)(slot + n_heads * rows * S::dim) +
+						(step > 1) * n_heads * rows + at);
+				}
 			}
 #pragma unroll
-			for (int j = 0; j < LOADS; j++)
-				add(x, ml[j].x, ml[j].y, o[j]);
+			for (int e = 0; e < side; e++)
+				add(x[e], ml[e], o[e]);
 		}
-		if (last) {
-			store_result<S>(p, s, head0 + head, row0 + row, d, x);
-			continue;
+#pragma unroll
+		for (int e = 0; e < side; e++) {
+			int i = i0 + e * S::threads, at = i / quads, d = i % quads * 4;
+			float *slot = slot_of<S>(p, slot0);
+
+			if (i >= count || at % rows >= n_rows)
+				continue;
+			if (last) {
+				store_result<S>(p, s, head0 + at / rows, row0 + at % rows, d, x[e]);
+				continue;
+			}
+			*((float4 *)slot + i) = x[e].o;
+			if (d == 0)
+				*((float2 *)(slot + n_heads * rows * S::dim) + n_heads * rows + at) =
+					make_float2(x[e].m, x[e].l);
 		}
-
-		float *slot = slot_of<S>(p, slot0);
-
-		*(float4 *)(slot + at * S::dim + d) = x.o;
-		if (d == 0)
-			*((float2 *)(slot + p.heads * rows * S::dim) + p.heads * rows + at) =
-				make_float2(x.m, x.l);
 	}
 }
 
@@ -761,10 +825,20 @@ template <typename S>
 __device__ static void share(const struct kv_split_params &p, const struct cut &c,
 			     const struct segment &s)
 {
-	int entry = s.at - s.t0;
-	int part = part_of(c, entry);
-	int n = part_of(c, entry + s.n - 1) - part + 1;
-	int slot0 = 2 * part + (part_start(c, part) != entry);
+	int part, n, slot0;
+
+	if (c.per_entry) {
+		part = blockIdx.x / c.per_entry * c.per_entry;
+		n = c.per_entry;
+		slot0 = 2 * part;
+	} else {
+		int entry = s.at - s.t0;
+
+		part = part_of(c, entry);
+		n = part_of(c, entry + s.n - 1) - part + 1;
+		slot0 = 2 * part + (part_start(c, part) != entry);
+	}
+
 	int mine = (int)blockIdx.x - part, first = mine / MERGE * MERGE;
 
 	if (n > MERGE) {
@@ -796,7 +870,7 @@ __device__ static void finish(const struct kv_split_params &p, const struct cut 
 	float *totals = scratch + S::warps * S::sums; /* [warp][row] m, l */
 
 #pragma unroll
-	for (int n = 0; n < S::n; n++) {
+	for (int n = 0; n < S::columns; n++) {
 		__syncthreads();
 #pragma unroll
 		for (int j = 0; j < 2; j++) {
@@ -825,30 +899,39 @@ __device__ static void finish(const struct kv_split_params &p, const struct cut 
 		__syncthreads();
 		for (int i = threadIdx.x; i < p.heads * KV_SPLIT_ROWS * quads; i += S::threads) {
 			int d = i % quads * 4, r = i / quads % KV_SPLIT_ROWS;
-			int head = i / quads / KV_SPLIT_ROWS, row = n * KV_SPLIT_ROWS + r;
+			int set = i / quads / KV_SPLIT_ROWS, head = set * S::h + n / S::n;
+			int row = n % S::n * KV_SPLIT_ROWS + r;
 			struct sums y = {NONE, 0, make_float4(0, 0, 0, 0)};
+			float2 ml[S::warps];
+			float4 o[S::warps];
 
 			if (row0 + row >= s.q_len * p.group)
 				continue;
-			for (int w = head * per_head; w < (head + 1) * per_head; w++) {
-				float2 ml = *(float2 *)(totals + (w * KV_SPLIT_ROWS + r) * 2);
+#pragma unroll
+			for (int k = 0; k < S::warps; k++) {
+				int w = set * per_head + k;
 
-				add(y, ml.x, ml.y,
-				    *(float4 *)(scratch + w * S::sums + r * S::dim + (d ^ 8 * (r / 2))));
+				ml[k] = make_float2(NONE, 0);
+				o[k] = make_float4(0, 0, 0, 0);
+				if (k >= per_head)
+					continue;
+				ml[k] = *(float2 *)(totals + (w * KV_SPLIT_ROWS + r) * 2);
+				o[k] = *(float4 *)(scratch + w * S::sums + r * S::dim +
+						   (d ^ 8 * (r / 2)));
 			}
+			add(y, ml, o);
 			if (whole) {
-				store_result<S>(p, s, s.entry / s.chunks * p.heads + head,
+				store_result<S>(p, s, s.entry / s.chunks * p.heads * S::h + head,
 						row0 + row, d, y);
 				continue;
 			}
 
 			int at = head * rows + row;
-			float *slot = slot_of<S>(
-				p, 2 * blockIdx.x + (s.at != part_start(c, blockIdx.x)));
+			float *slot = slot_of<S>(p, 2 * blockIdx.x + s.later);
 
 			*(float4 *)(slot + at * S::dim + d) = y.o;
 			if (d == 0)
-				*(float2 *)(slot + p.heads * rows * S::dim + at * 2) =
+				*(float2 *)(slot + p.heads * S::h * rows * S::dim + at * 2) =
 					make_float2(y.m, y.l);
 		}
 	}
@@ -883,7 +966,7 @@ __global__ void __launch_bounds__(S::threads, S::blocks) attend_split(struct kv_
 		kv_copy_commit();
 	}
 	for (;;) {
-		load_q<S>(p, s, s.entry / s.chunks * p.heads + head_in_set, x);
+		load_q<S>(p, s, (s.entry / s.chunks * p.heads + head_in_set) * S::h, x);
 		clear<S>(x);
 		for (int tile = s.t0 + sub; tile < s.t1; tile += per_head) {
 			int free = stage ? stage - 1 : S::stages - 1;
@@ -904,22 +987,31 @@ __global__ void __launch_bounds__(S::threads, S::blocks) attend_split(struct kv_
 	}
 }
 
-template <int TYPE, int D, int N>
+template <int TYPE, int D, int N, int H>
 static int launch_split(const struct kv_split_params *params, int n_parts, void *stream)
 {
-	typedef struct shape<TYPE, D, N> S;
+	typedef struct shape<TYPE, D, N, H> S;
 
 	return kv_launch("attention", attend_split<S>, dim3((unsigned)n_parts), S::threads,
 			 S::shared, stream, *params);
 }
 
+/* The kernel for rows of D elements; attention_split.cu chooses among those there are. */
 template <int TYPE, int D>
-static int launch_rows(const struct kv_split_params *params, int n_row_tiles, int n_parts,
-		       void *stream)
+static int launch_dim(const struct kv_split_params *params, int n_row_tiles, int n_heads,
+		      int n_parts, void *stream)
 {
+	constexpr int wide = 256 / D / (TYPE == KV_F8_E4M3 ? 1 : 2); /* heads in 256 bytes */
+
+	if constexpr (wide > 1)
+		if (n_row_tiles == 1 && n_heads == wide)
+			return launch_split<TYPE, D, 1, wide>(params, n_parts, stream);
+	if constexpr (D == 64)
+		if (n_row_tiles == 2 && n_heads == 2)
+			return launch_split<TYPE, D, 2, 2>(params, n_parts, stream);
 	if (n_row_tiles == 1)
-		return launch_split<TYPE, D, 1>(params, n_parts, stream);
+		return launch_split<TYPE, D, 1, 1>(params, n_parts, stream);
 	if (n_row_tiles == 2)
-		return launch_split<TYPE, D, 2>(params, n_parts, stream);
-	return launch_split<TYPE, D, 4>(params, n_parts, stream);
+		return launch_split<TYPE, D, 2, 1>(params, n_parts, stream);
+	return launch_split<TYPE, D, 4, 1>(params, n_parts, stream);
 }

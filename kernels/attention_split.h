@@ -27,7 +27,9 @@ struct kv_split_params {
 	int32_t table_width;
 	int32_t block_mask;   /* block_tokens - 1 if that is a power of 2; else -1 */
 	int32_t n_chunks;     /* of rows: a chunk is what a thread block has at a time */
-	int32_t heads;	      /* KV heads that a thread block works on side by side */
+	int32_t heads;	      /* sets of KV heads that a thread block works on side by side */
+	int32_t n_sets;	      /* of p.heads sets: what a request has of them */
+	int32_t blocks;	      /* thread blocks of a multiprocessor */
 	int32_t min_tiles;    /* a thread block gets no fewer, if that leaves some without work */
 	int32_t window_left;
 	int32_t causal;
@@ -37,36 +39,37 @@ struct kv_split_params {
 };
 
 /*
- * Warps of a thread block, and thread blocks of a multiprocessor, for rows of @row_bytes in the
- * cache: 8 or 16 warps in all, whose rings take 192 KiB.
+ * Warps of a thread block, and thread blocks of a multiprocessor, for @row_bytes of a token
+ * that a warp reads: 8 or 16 warps in all, whose rings take 192 KiB.
  */
 static constexpr int kv_split_warps(int row_bytes)
 {
 	return row_bytes >= 256 ? 4 : 8;
 }
 
-static constexpr int kv_split_blocks(int row_bytes, int n_row_tiles)
+static constexpr int kv_split_blocks(int row_bytes, int columns)
 {
-	return row_bytes >= 256 || n_row_tiles == 1 ? 2 : 1; /* else registers are short */
+	return row_bytes >= 256 || columns == 1 ? 2 : 1; /* else registers are short */
 }
 
-/* Grid of @n_parts thread blocks; rows of q in multiples of 8: @n_row_tiles is 1, 2 or 4. */
+/* Grid of @n_parts thread blocks; rows of q in multiples of 8: @n_row_tiles is 1, 2 or 4; @n_heads of a warp. */
 typedef int kv_split_launch(const struct kv_split_params *params, int head_dim, int n_row_tiles,
-			    int n_parts, void *stream);
+			    int n_heads, int n_parts, void *stream);
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 int kv_split_launch_bf16(const struct kv_split_params *params, int head_dim, int n_row_tiles,
-			 int n_parts, void *stream);
+			 int n_heads, int n_parts, void *stream);
 int kv_split_launch_f16(const struct kv_split_params *params, int head_dim, int n_row_tiles,
-			int n_parts, void *stream);
+			int n_heads, int n_parts, void *stream);
 int kv_split_launch_f8(const struct kv_split_params *params, int head_dim, int n_row_tiles,
-		       int n_parts, void *stream);
+		       int n_heads, int n_parts, void *stream);
 
 /* What attention_bench sweeps; 0: as the launcher chooses. */
 struct kv_split_tuning {
 	int heads;
+	int sets;
 	int min_tiles;
 	int n_parts;
 };

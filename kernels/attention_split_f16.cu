@@ -2,12 +2,9 @@
 #include "kernels/attention_split.cuh"
 
 int kv_split_launch_f16(const struct kv_split_params *params, int head_dim, int n_row_tiles,
-		       int n_parts, void *stream)
+			int n_heads, int n_parts, void *stream)
 {
-	switch (head_dim) {
-	case 64:
-		return launch_rows<KV_F16, 64>(params, n_row_tiles, n_parts, stream);
-	default:
-		return launch_rows<KV_F16, 128>(params, n_row_tiles, n_parts, stream);
-	}
+	if (head_dim == 64)
+		return launch_dim<KV_F16, 64>(params, n_row_tiles, n_heads, n_parts, stream);
+	return launch_dim<KV_F16, 128>(params, n_row_tiles, n_heads, n_parts, stream);
 }

@@ -57,7 +57,7 @@ struct options {
 	std::vector<int> batches{1, 8, 32, 128, 256};
 	std::vector<int> contexts{1024, 4096, 16384, 65536};
 	std::vector<int> pages{16};
-	std::vector<int> heads{0}, min_tiles{0}, parts{0};
+	std::vector<int> heads{0}, sets{0}, min_tiles{0}, parts{0};
 	std::string backend = "split", ragged, peers;
 	bool json = false;
 	int q_len = 1, window = -1;
@@ -67,7 +67,7 @@ struct options {
 struct bench_case {
 	struct shape shape;
 	std::string dtype, layout;
-	int context, batch, page, heads, min_tiles, parts;
+	int context, batch, page, heads, sets, min_tiles, parts;
 };
 
 static __device__ uint32_t hash(uint64_t x)
@@ -419,7 +419,7 @@ static std::string run(const struct options &o, const struct bench_case &c, stru
 	a.window_left = o.window;
 	a.causal = 1;
 	a.stream = m->stream;
-	kv_split_tuning = {c.heads, c.min_tiles, c.parts};
+	kv_split_tuning = {c.heads, c.sets, c.min_tiles, c.parts};
 	a.workspace_bytes = backend->workspace_bytes ? backend->workspace_bytes(&a) : 0;
 	cuda_ok(cudaMalloc(&a.workspace, a.workspace_bytes + 1));
 	cuda_ok(cudaMemset(a.workspace, 0, a.workspace_bytes + 1));
@@ -468,10 +468,10 @@ static std::string run(const struct options &o, const struct bench_case &c, stru
 				       c.min_tiles, c.parts, us, (long long)bytes,
 				       (double)bytes / us * 1e6, before, after, ratio, error, peer);
 			else
-				printf("%-8s %6dx%-4d p%-3d %-4s %-7s %d/%d/%-3d %9.2f us %6.3f TB/s "
+				printf("%-8s %6dx%-4d p%-3d %-4s %-7s %d/%d/%d/%-3d %9.2f us %6.3f TB/s "
 				       "%5.1f%% of %.3f %.3f  err %.1e  peer %8.2f  x%.3f%s\n",
 				       c.shape.name, c.context, c.batch, c.page, c.dtype.c_str(),
-				       c.layout.c_str(), c.heads, c.min_tiles, c.parts, us,
+				       c.layout.c_str(), c.heads, c.sets, c.min_tiles, c.parts, us,
 				       (double)bytes / us * 1e-6, 100 * ratio, before * 1e-12,
 				       after * 1e-12, error, peer, peer / us,
 				       fabs(before / after - 1) > 0.02 ? "  MOOD" : "");
@@ -512,7 +512,7 @@ static const char usage[] =
 	"usage: attention_bench [--shape HQ/HKV/D,...] [--batch N,...] [--context N,...]\n"
 	"       [--point CONTEXTxBATCH,...] [--page N,...] [--dtype bf16,f16,fp8]\n"
 	"       [--layout nhd,hnd,nhd-flat,hnd-flat] [--ragged random|FILE] [--backend NAME]\n"
-	"       [--q-len N] [--window N] [--heads N,...] [--min-tiles N,...] [--parts N,...]\n"
+	"       [--q-len N] [--window N] [--heads N,...] [--sets N,...] [--min-tiles N,...] [--parts N,...]\n"
 	"       [--peers FILE] [--seconds S] [--json]\n";
 
 int main(int argc, char **argv)
@@ -521,7 +521,7 @@ int main(int argc, char **argv)
 		{"shape", 1, 0, 's'},	 {"batch", 1, 0, 'b'},	   {"context", 1, 0, 'c'},
 		{"page", 1, 0, 'p'},	 {"dtype", 1, 0, 'd'},	   {"layout", 1, 0, 'l'},
 		{"ragged", 1, 0, 'r'},	 {"backend", 1, 0, 'k'},   {"heads", 1, 0, 'H'},
-		{"min-tiles", 1, 0, 'm'}, {"parts", 1, 0, 'n'},	   {"peers", 1, 0, 'P'},
+		{"min-tiles", 1, 0, 'm'}, {"sets", 1, 0, 'e'}, {"parts", 1, 0, 'n'},	   {"peers", 1, 0, 'P'},
 		{"point", 1, 0, 'x'},	 {"seconds", 1, 0, 'S'},   {"q-len", 1, 0, 'q'},
 		{"window", 1, 0, 'w'},	 {"json", 0, 0, 'j'},	   {0, 0, 0, 0}};
 	struct options o;
@@ -540,6 +540,7 @@ int main(int argc, char **argv)
 		case 'r': o.ragged = optarg; break;
 		case 'k': o.backend = optarg; break;
 		case 'H': o.heads = numbers(optarg); break;
+		case 'e': o.sets = numbers(optarg); break;
 		case 'm': o.min_tiles = numbers(optarg); break;
 		case 'n': o.parts = numbers(optarg); break;
 		case 'P': o.peers = optarg; break;
@@ -570,11 +571,11 @@ int main(int argc, char **argv)
 			for (const std::string &point : o.points)
 				for (int page : o.pages)
 					for (const std::string &layout : o.layouts)
-						for (int heads : o.heads)
+						for (int heads : o.heads) for (int sets : o.sets)
 							for (int tiles : o.min_tiles)
 								for (int parts : o.parts)
 									for (const struct shape &s : shapes) {
-		struct bench_case one = {s, dtype, layout, 0, 0, page, heads, tiles, parts};
+		struct bench_case one = {s, dtype, layout, 0, 0, page, heads, sets, tiles, parts};
 
 		if (name != s.name || sscanf(point.c_str(), "%dx%d", &one.context, &one.batch) != 2)
 			continue;
