@@ -34,9 +34,9 @@ struct kv_attn_backend {
 	int (*copy)(const struct kv_copy_args *args);
 };
 
-extern const struct kv_attn_backend kv_attn_ref;  /* host: plain loops, the definition of right */
-extern const struct kv_attn_backend kv_attn_cpu;  /* host: vectors and threads */
-extern const struct kv_attn_backend kv_attn_cuda; /* any head size up to 256 */
+extern const struct kv_attn_backend kv_attn_ref;   /* host: plain loops, the definition of right */
+extern const struct kv_attn_backend kv_attn_cpu;   /* host: vectors and threads */
+extern const struct kv_attn_backend kv_attn_cuda;  /* any head size up to 256 */
 extern const struct kv_attn_backend kv_attn_split; /* few queries, long contexts: decode */
 
 extern const struct kv_attn_backend *const kv_attn_backends[]; /* most preferred first, NULL last */

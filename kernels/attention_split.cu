@@ -7,10 +7,12 @@
 #include "kernels/device/launch.cuh"
 #include "kernels/view.h"
 
-#define MAX_ROWS	 64	   /* q_len * group: above, arithmetic is the bound */
+#define MAX_ROWS	 64 /* q_len * group: above, arithmetic is the bound */
 #define MAX_SHARED	 (228 * 1024)
-#define RUN		 16	   /* tokens that must lie in one block */
-#define RUN_BYTES	 256	   /* of a token, read side by side */
+#define RUN		 16	    /* tokens that must lie in one block */
+#define RUN_BYTES	 256	    /* of a token, read side by side */
+#define FEW_BYTES	 (64 << 20) /* of K in all */
+#define FEW_BYTES_F8	 (16 << 20)
 #define MAX_TOKEN_STRIDE (1 << 26) /* times 16 it is an int */
 
 struct kv_split_tuning kv_split_tuning;
@@ -23,7 +25,7 @@ struct split {
 	int sets;    /* of such heads, side by side in a thread block */
 	int n_warps;
 	int n_blocks; /* thread blocks of a multiprocessor */
-	int n_parts; /* thread blocks: as many as run at a time */
+	int n_parts;  /* thread blocks: as many as run at a time */
 };
 
 static int attribute(cudaDeviceAttr which, int *ret)
@@ -40,39 +42,51 @@ static int attribute(cudaDeviceAttr which, int *ret)
 			cudaGetErrorString(e));
 }
 
+/* Heads that a warp takes at a time: those in RUN_BYTES of a token, where there is such a kernel.
+ */
+static int wide_heads(const struct kv_attention_args *args, int n_row_tiles)
+{
+	int64_t row_bytes = kv_view_row_bytes(&args->k);
+	int64_t bytes = (int64_t)args->n_seqs * args->max_seq_len * args->k.n_heads * row_bytes;
+	int wide = (int)(RUN_BYTES / row_bytes);
+
+	if (n_row_tiles == 2 && args->k.head_dim == 64)
+		wide = 2;
+	else if (n_row_tiles > 1)
+		return 1;
+	/* Of two heads apart in memory each is a run of 1 KiB or more by itself. */
+	if (args->k.head_stride != row_bytes && args->k.head_dim == 64)
+		return 1;
+	/* Little to read: more parts, with less to finish, count for more than the order of it. */
+	if (n_row_tiles == 1 && bytes <= (args->k.dtype == KV_F8_E4M3 ? FEW_BYTES_F8 : FEW_BYTES))
+		return 1;
+	return args->k.n_heads % wide ? 1 : wide;
+}
+
 static int split_init(const struct kv_attention_args *args, struct split *ret)
 {
 	int64_t rows = (int64_t)args->max_query_len * (args->n_heads_q / args->k.n_heads);
 	int64_t row_bytes = kv_view_row_bytes(&args->k);
-	int r, wide;
+	int64_t bytes = (int64_t)args->n_seqs * args->max_seq_len * args->k.n_heads * row_bytes;
+	int r;
 
 	r = attribute(cudaDevAttrMultiProcessorCount, &ret->n_parts);
 	if (r < 0)
 		return r;
 	ret->n_row_tiles = rows <= 8 ? 1 : rows <= 16 ? 2 : 4;
 	ret->n_chunks = (int)((rows + ret->n_row_tiles * 8 - 1) / (ret->n_row_tiles * 8));
-	/* Heads of a warp: those in 256 bytes, where the kernel with as many row tiles has them. */
-	wide = (int)(RUN_BYTES / row_bytes);
-	if (ret->n_row_tiles == 2 && args->k.head_dim == 64)
-		wide = 2;
-	else if (ret->n_row_tiles > 1)
-		wide = 1;
-	/* Apart in memory, they are runs of no less than 1 KiB by themselves. */
-	if (args->k.head_stride != row_bytes && args->k.head_dim == 64)
-		wide = 1;
-	if (kv_split_tuning.heads == 1)
-		wide = 1;
-	ret->n_heads = wide > 1 && args->k.n_heads % wide == 0 ? wide : 1;
-	/* Sets that follow one another in memory are read together. */
+	ret->n_heads = kv_split_tuning.heads == 1 ? 1 : wide_heads(args, ret->n_row_tiles);
+	/* Sets that follow one another in memory are read together, if there is much to read. */
 	ret->sets = 1;
-	while (args->k.head_stride == row_bytes && ret->sets * ret->n_heads * row_bytes < RUN_BYTES &&
-	       args->k.n_heads % (ret->sets * 2) == 0)
+	while (bytes > FEW_BYTES_F8 && args->k.head_stride == row_bytes &&
+	       ret->sets * ret->n_heads * row_bytes < RUN_BYTES &&
+	       args->k.n_heads % (ret->sets * 2 * ret->n_heads) == 0)
 		ret->sets *= 2;
 	if (kv_split_tuning.sets && args->k.n_heads % (kv_split_tuning.sets * ret->n_heads) == 0)
 		ret->sets = kv_split_tuning.sets;
 	ret->n_warps = kv_split_warps((int)row_bytes * ret->n_heads);
-	ret->n_blocks = kv_split_blocks((int)row_bytes * ret->n_heads,
-					ret->n_row_tiles * ret->n_heads);
+	ret->n_blocks =
+		kv_split_blocks((int)row_bytes * ret->n_heads, ret->n_row_tiles * ret->n_heads);
 	ret->n_parts *= ret->n_blocks;
 	if (kv_split_tuning.n_parts)
 		ret->n_parts = kv_split_tuning.n_parts;
@@ -81,15 +95,20 @@ static int split_init(const struct kv_attention_args *args, struct split *ret)
 
 static size_t counter_bytes(const struct split *split)
 {
-	return ((size_t)split->n_parts * KV_SPLIT_COUNTERS * sizeof(uint32_t) + 255) / 256 * 256;
+	size_t n_parts = (size_t)(split->n_parts / split->n_blocks) * 2;
+
+	return (n_parts * KV_SPLIT_COUNTERS * sizeof(uint32_t) + 255) / 256 * 256;
 }
 
+/* Of any split of these sizes, so that it goes by no length: two parts a multiprocessor. */
 static size_t workspace_bytes(const struct kv_attention_args *args, const struct split *split)
 {
-	size_t rows = (size_t)(split->sets * split->n_heads * split->n_row_tiles) * KV_SPLIT_ROWS;
+	size_t n_parts = (size_t)(split->n_parts / split->n_blocks) * 2;
+	size_t heads = RUN_BYTES / (size_t)kv_view_row_bytes(&args->k);
+	size_t rows = (heads ?: 1) * (size_t)split->n_row_tiles * KV_SPLIT_ROWS;
 
-	return counter_bytes(split) + (size_t)split->n_parts * 2 * rows *
-					      ((size_t)args->v.head_dim + 4) * sizeof(float);
+	return counter_bytes(split) +
+	       n_parts * 2 * rows * ((size_t)args->v.head_dim + 4) * sizeof(float);
 }
 
 extern "C" size_t kv_attention_split_workspace(const struct kv_attention_args *args)
@@ -123,8 +142,7 @@ static int check_views(const struct kv_attention_args *args)
 				"k.head_dim, v.head_dim: %d, %d given, split does 64 or 128",
 				k->head_dim, v->head_dim);
 	if (k->block_tokens % RUN)
-		return kv_error(-ENOTSUP,
-				"k.block_tokens: %d given, split does multiples of %d",
+		return kv_error(-ENOTSUP, "k.block_tokens: %d given, split does multiples of %d",
 				k->block_tokens, RUN);
 	if (!is_wide(k) || !is_wide(v) || k->token_stride > MAX_TOKEN_STRIDE ||
 	    v->token_stride > MAX_TOKEN_STRIDE)
@@ -157,14 +175,16 @@ extern "C" int kv_attention_split_can_run(const struct kv_attention_args *args)
 	if (r < 0)
 		return r;
 	if (shared < MAX_SHARED)
-		return kv_error(-ENOTSUP,
-				"device: it has %d bytes of shared memory a multiprocessor, split needs %d",
-				shared, MAX_SHARED);
+		return kv_error(
+			-ENOTSUP,
+			"device: it has %d bytes of shared memory a multiprocessor, split needs %d",
+			shared, MAX_SHARED);
 	r = split_init(args, &split);
 	if (r < 0)
 		return r;
 	if ((double)args->n_seqs * args->table_width * (args->k.block_tokens / RUN) *
-		    args->k.n_heads / (split.sets * split.n_heads) * split.n_chunks > INT_MAX)
+		    args->k.n_heads / (split.sets * split.n_heads) * split.n_chunks >
+	    INT_MAX)
 		return kv_error(-ENOTSUP, "n_seqs, table_width: %d, %d given, too large for split",
 				args->n_seqs, args->table_width);
 	if (!args->workspace || args->workspace_bytes < workspace_bytes(args, &split))
@@ -206,9 +226,8 @@ extern "C" int kv_attention_split(const struct kv_attention_args *args)
 	p.n_heads_q = args->n_heads_q;
 	p.group = args->n_heads_q / args->k.n_heads;
 	p.table_width = args->table_width;
-	p.block_mask = args->k.block_tokens & (args->k.block_tokens - 1)
-			       ? -1
-			       : args->k.block_tokens - 1;
+	p.block_mask =
+		args->k.block_tokens & (args->k.block_tokens - 1) ? -1 : args->k.block_tokens - 1;
 	p.n_chunks = split.n_chunks;
 	p.heads = split.sets;
 	p.blocks = split.n_blocks;

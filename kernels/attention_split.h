@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Between attention_split.cu (what can run, which kernel) and attention_split_*.cu (the kernels). */
+/* Between attention_split.cu (what can run, which kernel) and attention_split_*.cu (the kernels).
+ */
 #ifndef KV_KERNELS_ATTENTION_SPLIT_H
 #define KV_KERNELS_ATTENTION_SPLIT_H
 
 #include "kernels/attention.h"
 
-#define KV_SPLIT_COUNTERS 3	   /* arrays of n_parts uint32_t at the start of the workspace */
-#define KV_SPLIT_ROWS	  8	   /* rows of q that one matrix instruction takes */
+#define KV_SPLIT_COUNTERS 3 /* arrays of n_parts uint32_t at the start of the workspace */
+#define KV_SPLIT_ROWS	  8 /* rows of q that one matrix instruction takes */
 
 struct kv_split_params {
 	const void *q;
@@ -23,14 +24,14 @@ struct kv_split_params {
 	int32_t n_seqs;
 	int32_t n_tokens;
 	int32_t n_heads_q;
-	int32_t group;	      /* query heads of a KV head */
+	int32_t group; /* query heads of a KV head */
 	int32_t table_width;
-	int32_t block_mask;   /* block_tokens - 1 if that is a power of 2; else -1 */
-	int32_t n_chunks;     /* of rows: a chunk is what a thread block has at a time */
-	int32_t heads;	      /* sets of KV heads that a thread block works on side by side */
-	int32_t n_sets;	      /* of p.heads sets: what a request has of them */
-	int32_t blocks;	      /* thread blocks of a multiprocessor */
-	int32_t min_tiles;    /* a thread block gets no fewer, if that leaves some without work */
+	int32_t block_mask; /* block_tokens - 1 if that is a power of 2; else -1 */
+	int32_t n_chunks;   /* of rows: a chunk is what a thread block has at a time */
+	int32_t heads;	    /* sets of KV heads that a thread block works on side by side */
+	int32_t n_sets;	    /* of p.heads sets: what a request has of them */
+	int32_t blocks;	    /* thread blocks of a multiprocessor */
+	int32_t min_tiles;  /* a thread block gets no fewer, if that leaves some without work */
 	int32_t window_left;
 	int32_t causal;
 	float inner; /* softcap: factor of q . k inside tanh; else unused */
@@ -52,7 +53,8 @@ static constexpr int kv_split_blocks(int row_bytes, int columns)
 	return row_bytes >= 256 || columns == 1 ? 2 : 1; /* else registers are short */
 }
 
-/* Grid of @n_parts thread blocks; rows of q in multiples of 8: @n_row_tiles is 1, 2 or 4; @n_heads of a warp. */
+/* Grid of @n_parts thread blocks; rows of q in multiples of 8: @n_row_tiles is 1, 2 or 4; @n_heads
+ * of a warp. */
 typedef int kv_split_launch(const struct kv_split_params *params, int head_dim, int n_row_tiles,
 			    int n_heads, int n_parts, void *stream);
 

@@ -21,5 +21,5 @@ const struct kv_attn_backend kv_attn_split = {
 	.copy = kv_copy_cuda,
 };
 
-const struct kv_attn_backend *const kv_attn_backends[] = {&kv_attn_split, &kv_attn_cuda, &kv_attn_cpu, &kv_attn_ref,
-							  NULL};
+const struct kv_attn_backend *const kv_attn_backends[] = {&kv_attn_split, &kv_attn_cuda,
+							  &kv_attn_cpu, &kv_attn_ref, NULL};

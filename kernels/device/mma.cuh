@@ -2,9 +2,9 @@
 /*
  * Warp-wide matrix instructions and asynchronous copies, as PTX names them. Lane = 4 g + t.
  *
- *	A  16 x 16, row-major   a0 (g, 2t..)  a1 (g + 8, 2t..)  a2 (g, 2t + 8..)  a3 (g + 8, 2t + 8..)
- *	B  16 x 8               b0 (2t.., g)  b1 (2t + 8.., g)
- *	C  16 x 8, f32          c0 c1 (g, 2t..)  c2 c3 (g + 8, 2t..)
+ *	A  16 x 16, row-major   a0 (g, 2t..)  a1 (g + 8, 2t..)  a2 (g, 2t + 8..)  a3 (g + 8, 2t
+ *+ 8..) B  16 x 8               b0 (2t.., g)  b1 (2t + 8.., g) C  16 x 8, f32          c0 c1 (g,
+ *2t..)  c2 c3 (g + 8, 2t..)
  *
  * Shared addresses are 32-bit, in the shared window.
  */

@@ -31,14 +31,14 @@
 #define ROTATED (256LL << 20) /* bytes that the calls of a graph touch at least */
 #define MAX_R	64
 
-#define cuda_ok(call)                                                                              \
-	do {                                                                                       \
-		cudaError_t e_ = (call);                                                           \
-		if (e_ != cudaSuccess) {                                                           \
-			fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call,              \
-				cudaGetErrorString(e_));                                           \
-			exit(1);                                                                   \
-		}                                                                                  \
+#define cuda_ok(call)                                                                 \
+	do {                                                                          \
+		cudaError_t e_ = (call);                                              \
+		if (e_ != cudaSuccess) {                                              \
+			fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, \
+				cudaGetErrorString(e_));                              \
+			exit(1);                                                      \
+		}                                                                     \
 	} while (0)
 
 struct shape {
@@ -122,14 +122,15 @@ static __global__ void answer(struct kv_attention_args a, int b, double *x, doub
 
 	x += row * len;
 	for (int64_t j = span.lo + threadIdx.x; j < span.hi; j += blockDim.x) {
-		const char *k = (const char *)a.k.base +
-				kv_view_offset(&a.k, table[j / a.k.block_tokens],
-					       j % a.k.block_tokens, h / group);
+		const char *k =
+			(const char *)a.k.base + kv_view_offset(&a.k, table[j / a.k.block_tokens],
+								j % a.k.block_tokens, h / group);
 		double s = 0;
 
 		for (int d = 0; d < a.k.head_dim; d++)
 			s += (double)kv_element_load(
-				     a.q, ((int64_t)(start + i) * a.n_heads_q + h) * a.k.head_dim + d,
+				     a.q,
+				     ((int64_t)(start + i) * a.n_heads_q + h) * a.k.head_dim + d,
 				     a.dtype) *
 			     (double)kv_element_load(k, d, a.k.dtype);
 		x[j] = s * (double)a.k.scale / sqrt((double)a.k.head_dim);
@@ -158,9 +159,9 @@ static __global__ void answer(struct kv_attention_args a, int b, double *x, doub
 	double o = 0;
 
 	for (int64_t j = span.lo + part; j < span.hi; j += parts) {
-		const char *v = (const char *)a.v.base +
-				kv_view_offset(&a.v, table[j / a.v.block_tokens],
-					       j % a.v.block_tokens, h / group);
+		const char *v =
+			(const char *)a.v.base + kv_view_offset(&a.v, table[j / a.v.block_tokens],
+								j % a.v.block_tokens, h / group);
 
 		o += x[j] * (double)kv_element_load(v, d, a.v.dtype);
 	}
@@ -321,8 +322,8 @@ static double peer_of(const struct options &o, const struct bench_case &c, const
 
 	if (!file)
 		return 0;
-	while (fscanf(file, "%31s %d %d %15s %lf %63s", shape, &context, &batch, dtype, &us, name) ==
-	       6)
+	while (fscanf(file, "%31s %d %d %15s %lf %63s", shape, &context, &batch, dtype, &us,
+		      name) == 6)
 		if (c.shape.name == std::string(shape) && context == c.context &&
 		    batch == c.batch && std::string(dtype) == kind)
 			found = us;
@@ -357,7 +358,8 @@ static std::string run(const struct options &o, const struct bench_case &c, stru
 	if (n_blocks * half * 2 > (int64_t)m->pool_bytes)
 		return "pool too small";
 	if (m->filled_dtype != kv_dtype) {
-		fill<<<132 * 8, 512>>>(m->pool, (int64_t)m->pool_bytes / (int64_t)kv_dtype_bytes(kv_dtype),
+		fill<<<132 * 8, 512>>>(m->pool,
+				       (int64_t)m->pool_bytes / (int64_t)kv_dtype_bytes(kv_dtype),
 				       kv_dtype, 1);
 		cuda_ok(cudaDeviceSynchronize());
 		m->filled_dtype = kv_dtype;
@@ -459,16 +461,19 @@ static std::string run(const struct options &o, const struct bench_case &c, stru
 			ratio = (double)bytes / us * 1e6 / ((before + after) / 2);
 			if (o.json)
 				printf("{\"shape\":\"%s\",\"context\":%d,\"batch\":%d,\"page\":%d,"
-				       "\"dtype\":\"%s\",\"layout\":\"%s\",\"ragged\":%s,\"heads\":%d,"
+				       "\"dtype\":\"%s\",\"layout\":\"%s\",\"ragged\":%s,\"heads\":"
+				       "%d,"
 				       "\"min_tiles\":%d,\"parts\":%d,\"us\":%.3f,\"bytes\":%lld,"
-				       "\"read\":%.4g,\"ceiling_before\":%.4g,\"ceiling_after\":%.4g,"
+				       "\"read\":%.4g,\"ceiling_before\":%.4g,\"ceiling_after\":%."
+				       "4g,"
 				       "\"fraction\":%.4f,\"error\":%.2e,\"peer_us\":%.2f}\n",
 				       c.shape.name, c.context, c.batch, c.page, c.dtype.c_str(),
-				       c.layout.c_str(), o.ragged.empty() ? "false" : "true", c.heads,
-				       c.min_tiles, c.parts, us, (long long)bytes,
+				       c.layout.c_str(), o.ragged.empty() ? "false" : "true",
+				       c.heads, c.min_tiles, c.parts, us, (long long)bytes,
 				       (double)bytes / us * 1e6, before, after, ratio, error, peer);
 			else
-				printf("%-8s %6dx%-4d p%-3d %-4s %-7s %d/%d/%d/%-3d %9.2f us %6.3f TB/s "
+				printf("%-8s %6dx%-4d p%-3d %-4s %-7s %d/%d/%d/%-3d %9.2f us %6.3f "
+				       "TB/s "
 				       "%5.1f%% of %.3f %.3f  err %.1e  peer %8.2f  x%.3f%s\n",
 				       c.shape.name, c.context, c.batch, c.page, c.dtype.c_str(),
 				       c.layout.c_str(), c.heads, c.sets, c.min_tiles, c.parts, us,
@@ -512,43 +517,94 @@ static const char usage[] =
 	"usage: attention_bench [--shape HQ/HKV/D,...] [--batch N,...] [--context N,...]\n"
 	"       [--point CONTEXTxBATCH,...] [--page N,...] [--dtype bf16,f16,fp8]\n"
 	"       [--layout nhd,hnd,nhd-flat,hnd-flat] [--ragged random|FILE] [--backend NAME]\n"
-	"       [--q-len N] [--window N] [--heads N,...] [--sets N,...] [--min-tiles N,...] [--parts N,...]\n"
+	"       [--q-len N] [--window N] [--heads N,...] [--sets N,...] [--min-tiles N,...] "
+	"[--parts N,...]\n"
 	"       [--peers FILE] [--seconds S] [--json]\n";
 
 int main(int argc, char **argv)
 {
-	static const struct option longs[] = {
-		{"shape", 1, 0, 's'},	 {"batch", 1, 0, 'b'},	   {"context", 1, 0, 'c'},
-		{"page", 1, 0, 'p'},	 {"dtype", 1, 0, 'd'},	   {"layout", 1, 0, 'l'},
-		{"ragged", 1, 0, 'r'},	 {"backend", 1, 0, 'k'},   {"heads", 1, 0, 'H'},
-		{"min-tiles", 1, 0, 'm'}, {"sets", 1, 0, 'e'}, {"parts", 1, 0, 'n'},	   {"peers", 1, 0, 'P'},
-		{"point", 1, 0, 'x'},	 {"seconds", 1, 0, 'S'},   {"q-len", 1, 0, 'q'},
-		{"window", 1, 0, 'w'},	 {"json", 0, 0, 'j'},	   {0, 0, 0, 0}};
+	static const struct option longs[] = {{"shape", 1, 0, 's'},
+					      {"batch", 1, 0, 'b'},
+					      {"context", 1, 0, 'c'},
+					      {"page", 1, 0, 'p'},
+					      {"dtype", 1, 0, 'd'},
+					      {"layout", 1, 0, 'l'},
+					      {"ragged", 1, 0, 'r'},
+					      {"backend", 1, 0, 'k'},
+					      {"heads", 1, 0, 'H'},
+					      {"min-tiles", 1, 0, 'm'},
+					      {"sets", 1, 0, 'e'},
+					      {"parts", 1, 0, 'n'},
+					      {"peers", 1, 0, 'P'},
+					      {"point", 1, 0, 'x'},
+					      {"seconds", 1, 0, 'S'},
+					      {"q-len", 1, 0, 'q'},
+					      {"window", 1, 0, 'w'},
+					      {"json", 0, 0, 'j'},
+					      {0, 0, 0, 0}};
 	struct options o;
 	struct memory m = {};
 	int c, n_failed = 0, max_page = 0;
 
 	while ((c = getopt_long(argc, argv, "", longs, NULL)) >= 0) {
 		switch (c) {
-		case 's': o.shapes = words(optarg); break;
-		case 'b': o.batches = numbers(optarg); break;
-		case 'c': o.contexts = numbers(optarg); break;
-		case 'x': o.points = words(optarg); break;
-		case 'p': o.pages = numbers(optarg); break;
-		case 'd': o.dtypes = words(optarg); break;
-		case 'l': o.layouts = words(optarg); break;
-		case 'r': o.ragged = optarg; break;
-		case 'k': o.backend = optarg; break;
-		case 'H': o.heads = numbers(optarg); break;
-		case 'e': o.sets = numbers(optarg); break;
-		case 'm': o.min_tiles = numbers(optarg); break;
-		case 'n': o.parts = numbers(optarg); break;
-		case 'P': o.peers = optarg; break;
-		case 'S': o.seconds = atof(optarg); break;
-		case 'q': o.q_len = atoi(optarg); break;
-		case 'w': o.window = atoi(optarg); break;
-		case 'j': o.json = true; break;
-		default: fputs(usage, stderr); return 2;
+		case 's':
+			o.shapes = words(optarg);
+			break;
+		case 'b':
+			o.batches = numbers(optarg);
+			break;
+		case 'c':
+			o.contexts = numbers(optarg);
+			break;
+		case 'x':
+			o.points = words(optarg);
+			break;
+		case 'p':
+			o.pages = numbers(optarg);
+			break;
+		case 'd':
+			o.dtypes = words(optarg);
+			break;
+		case 'l':
+			o.layouts = words(optarg);
+			break;
+		case 'r':
+			o.ragged = optarg;
+			break;
+		case 'k':
+			o.backend = optarg;
+			break;
+		case 'H':
+			o.heads = numbers(optarg);
+			break;
+		case 'e':
+			o.sets = numbers(optarg);
+			break;
+		case 'm':
+			o.min_tiles = numbers(optarg);
+			break;
+		case 'n':
+			o.parts = numbers(optarg);
+			break;
+		case 'P':
+			o.peers = optarg;
+			break;
+		case 'S':
+			o.seconds = atof(optarg);
+			break;
+		case 'q':
+			o.q_len = atoi(optarg);
+			break;
+		case 'w':
+			o.window = atoi(optarg);
+			break;
+		case 'j':
+			o.json = true;
+			break;
+		default:
+			fputs(usage, stderr);
+			return 2;
 		}
 	}
 	if (!kv_attn_find(o.backend.c_str(), KV_DEVICE_CUDA)) {
@@ -571,19 +627,48 @@ int main(int argc, char **argv)
 			for (const std::string &point : o.points)
 				for (int page : o.pages)
 					for (const std::string &layout : o.layouts)
-						for (int heads : o.heads) for (int sets : o.sets)
-							for (int tiles : o.min_tiles)
-								for (int parts : o.parts)
-									for (const struct shape &s : shapes) {
-		struct bench_case one = {s, dtype, layout, 0, 0, page, heads, sets, tiles, parts};
+						for (int heads : o.heads)
+							for (int sets : o.sets)
+								for (int tiles : o.min_tiles)
+									for (int parts : o.parts)
+										for (const struct
+										     shape &s :
+										     shapes) {
+											struct bench_case one = {
+												s,
+												dtype,
+												layout,
+												0,
+												0,
+												page,
+												heads,
+												sets,
+												tiles,
+												parts};
 
-		if (name != s.name || sscanf(point.c_str(), "%dx%d", &one.context, &one.batch) != 2)
-			continue;
-		cases.push_back(one);
-		most = std::max(most, (int64_t)(one.context + page) * one.batch * s.heads_kv * s.dim *
-					      2 * (int64_t)kv_dtype_bytes(dtype_of(dtype)) *
-					      (o.ragged.empty() ? 1 : 2));
-	}
+											if (name != s.name ||
+											    sscanf(point.c_str(),
+												   "%dx%d",
+												   &one.context,
+												   &one.batch) !=
+												    2)
+												continue;
+											cases.push_back(
+												one);
+											most = std::max(
+												most,
+												(int64_t)(one.context +
+													  page) *
+													one.batch *
+													s.heads_kv *
+													s.dim *
+													2 *
+													(int64_t)kv_dtype_bytes(dtype_of(
+														dtype)) *
+													(o.ragged.empty()
+														 ? 1
+														 : 2));
+										}
 	m.pool_bytes = (size_t)most;
 	cuda_ok(cudaMalloc(&m.pool, m.pool_bytes));
 	cuda_ok(cudaMalloc(&m.sink, 4));

@@ -49,8 +49,8 @@ struct problem {
 	size_t pool_bytes;
 	void *pool;
 	void *workspace; /* zeroed once */
-	double *out; /* [n_rows, n_heads_q, dv] right answers */
-	double *lse; /* [n_rows, n_heads_q] */
+	double *out;	 /* [n_rows, n_heads_q, dv] right answers */
+	double *lse;	 /* [n_rows, n_heads_q] */
 };
 
 /* K and V that fit together: 16-bit floats, 2 KV heads of 64, blocks of 16, one name a sequence. */
