@@ -10,6 +10,7 @@
 #define MAX_ROWS	 64 /* q_len * group: above, arithmetic is the bound */
 #define MAX_SHARED	 (228 * 1024)
 #define RUN		 16	    /* tokens that must lie in one block */
+#define MIN_TILES	 8	    /* of a part, over the sets of a thread block */
 #define RUN_BYTES	 256	    /* of a token, read side by side */
 #define FEW_BYTES	 (64 << 20) /* of K in all */
 #define FEW_BYTES_F8	 (16 << 20)
@@ -21,11 +22,11 @@ struct kv_split_tuning kv_split_tuning;
 struct split {
 	int n_row_tiles; /* of 8 rows, in a chunk */
 	int n_chunks;
-	int n_heads; /* of a warp */
-	int sets;    /* of such heads, side by side in a thread block */
-	int n_warps;
+	int n_heads;  /* of a warp */
+	int sets;     /* of such heads, side by side in a thread block */
 	int n_blocks; /* thread blocks of a multiprocessor */
-	int n_parts;  /* thread blocks: as many as run at a time */
+	int n_parts;  /* thread blocks: no more than run at a time */
+	int most_parts;
 };
 
 static int attribute(cudaDeviceAttr which, int *ret)
@@ -68,11 +69,13 @@ static int split_init(const struct kv_attention_args *args, struct split *ret)
 	int64_t rows = (int64_t)args->max_query_len * (args->n_heads_q / args->k.n_heads);
 	int64_t row_bytes = kv_view_row_bytes(&args->k);
 	int64_t bytes = (int64_t)args->n_seqs * args->max_seq_len * args->k.n_heads * row_bytes;
+	int64_t entries;
 	int r;
 
 	r = attribute(cudaDevAttrMultiProcessorCount, &ret->n_parts);
 	if (r < 0)
 		return r;
+	ret->most_parts = 2 * ret->n_parts;
 	ret->n_row_tiles = rows <= 8 ? 1 : rows <= 16 ? 2 : 4;
 	ret->n_chunks = (int)((rows + ret->n_row_tiles * 8 - 1) / (ret->n_row_tiles * 8));
 	ret->n_heads = kv_split_tuning.heads == 1 ? 1 : wide_heads(args, ret->n_row_tiles);
@@ -84,9 +87,13 @@ static int split_init(const struct kv_attention_args *args, struct split *ret)
 		ret->sets *= 2;
 	if (kv_split_tuning.sets && args->k.n_heads % (kv_split_tuning.sets * ret->n_heads) == 0)
 		ret->sets = kv_split_tuning.sets;
-	ret->n_warps = kv_split_warps((int)row_bytes * ret->n_heads);
-	ret->n_blocks =
-		kv_split_blocks((int)row_bytes * ret->n_heads, ret->n_row_tiles * ret->n_heads);
+	/* Not a second thread block on a multiprocessor where it could never have work. */
+	ret->n_blocks = 1;
+	entries = (int64_t)args->n_seqs * (args->k.n_heads / (ret->sets * ret->n_heads)) *
+		  ret->n_chunks;
+	if (entries * KV_SPLIT_MERGE > ret->n_parts)
+		ret->n_blocks = kv_split_blocks(args->k.head_dim, (int)row_bytes * ret->n_heads,
+						ret->n_row_tiles * ret->n_heads);
 	ret->n_parts *= ret->n_blocks;
 	if (kv_split_tuning.n_parts)
 		ret->n_parts = kv_split_tuning.n_parts;
@@ -95,15 +102,13 @@ static int split_init(const struct kv_attention_args *args, struct split *ret)
 
 static size_t counter_bytes(const struct split *split)
 {
-	size_t n_parts = (size_t)(split->n_parts / split->n_blocks) * 2;
-
-	return (n_parts * KV_SPLIT_COUNTERS * sizeof(uint32_t) + 255) / 256 * 256;
+	return ((size_t)split->most_parts * KV_SPLIT_COUNTERS * sizeof(uint32_t) + 255) / 256 * 256;
 }
 
 /* Of any split of these sizes, so that it goes by no length: two parts a multiprocessor. */
 static size_t workspace_bytes(const struct kv_attention_args *args, const struct split *split)
 {
-	size_t n_parts = (size_t)(split->n_parts / split->n_blocks) * 2;
+	size_t n_parts = (size_t)split->most_parts;
 	size_t heads = RUN_BYTES / (size_t)kv_view_row_bytes(&args->k);
 	size_t rows = (heads ?: 1) * (size_t)split->n_row_tiles * KV_SPLIT_ROWS;
 
@@ -232,7 +237,7 @@ extern "C" int kv_attention_split(const struct kv_attention_args *args)
 	p.heads = split.sets;
 	p.blocks = split.n_blocks;
 	p.n_sets = args->k.n_heads / (split.sets * split.n_heads);
-	p.min_tiles = kv_split_tuning.min_tiles ?: 2 * split.n_warps / split.sets;
+	p.min_tiles = kv_split_tuning.min_tiles ?: MIN_TILES / split.sets;
 	p.window_left = args->window_left;
 	p.causal = args->causal;
 	p.capped = args->softcap > 0;

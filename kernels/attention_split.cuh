@@ -27,7 +27,7 @@
  *
  * Sums of a segment that is not the whole of its list entry go to the workspace. The thread block
  * that comes last of those that share the entry merges them, in the order of the keys: the same
- * bits in each run. Above MERGE of them it does so in two levels.
+ * bits in each run. Above KV_SPLIT_MERGE of them it does so in two levels.
  *
  * Speed, what bounds it and what was tried: tests/bench/NOTES.md.
  */
@@ -60,8 +60,12 @@ __global__ void __launch_bounds__(S::threads, S::blocks) attend_split(struct kv_
 		fetch<S>(p, fetched, sub, per_head, head_in_set, ring + i * 2 * S::tile, policy);
 		kv_copy_commit();
 	}
+	load_q<S>(p, s, head_in_set, x);
 	for (;;) {
-		load_q<S>(p, s, (s.entry / s.chunks * p.heads + head_in_set) * S::h, x);
+		struct segment done = s;
+
+		if constexpr (S::type == KV_F8_E4M3)
+			scale_q<S>(p, x);
 		clear<S>(x);
 		for (int tile = s.t0 + sub; tile < s.t1; tile += per_head) {
 			int free = stage ? stage - 1 : S::stages - 1;
@@ -76,10 +80,13 @@ __global__ void __launch_bounds__(S::threads, S::blocks) attend_split(struct kv_
 				       x);
 			stage = stage + 1 < S::stages ? stage + 1 : 0;
 		}
-		finish<S>(p, c, s, scratch, x);
-		if (!s.left)
+		if (s.left) { /* q comes while sums go */
+			next_segment<S>(p, s);
+			load_q<S>(p, s, head_in_set, x);
+		}
+		finish<S>(p, c, done, scratch, x);
+		if (!done.left)
 			break;
-		next_segment<S>(p, s);
 	}
 }
 

@@ -6,8 +6,9 @@
 
 #include "kernels/attention.h"
 
-#define KV_SPLIT_COUNTERS 3 /* arrays of n_parts uint32_t at the start of the workspace */
-#define KV_SPLIT_ROWS	  8 /* rows of q that one matrix instruction takes */
+#define KV_SPLIT_COUNTERS 3  /* arrays of n_parts uint32_t at the start of the workspace */
+#define KV_SPLIT_MERGE	  16 /* sums that one thread block merges */
+#define KV_SPLIT_ROWS	  8  /* rows of q that one matrix instruction takes */
 
 struct kv_split_params {
 	const void *q;
@@ -40,17 +41,18 @@ struct kv_split_params {
 };
 
 /*
- * Warps of a thread block, and thread blocks of a multiprocessor, for @row_bytes of a token
- * that a warp reads: 8 or 16 warps in all, whose rings take 192 KiB.
+ * Warps of a thread block, and thread blocks of a multiprocessor, for heads of @dim elements and
+ * @row_bytes of a token that a warp reads: 8 or 16 warps in all. Their rings take 96 KiB of a
+ * block, their sums 4 * dim * 8 bytes of a warp.
  */
-static constexpr int kv_split_warps(int row_bytes)
+static constexpr int kv_split_warps(int dim, int row_bytes)
 {
-	return row_bytes >= 256 ? 4 : 8;
+	return dim >= 128 || row_bytes >= 256 ? 4 : 8;
 }
 
-static constexpr int kv_split_blocks(int row_bytes, int columns)
+static constexpr int kv_split_blocks(int dim, int row_bytes, int columns)
 {
-	return row_bytes >= 256 || columns == 1 ? 2 : 1; /* else registers are short */
+	return kv_split_warps(dim, row_bytes) == 4 || columns == 1 ? 2 : 1; /* registers */
 }
 
 /* Grid of @n_parts thread blocks; rows of q in multiples of 8: @n_row_tiles is 1, 2 or 4; @n_heads

@@ -177,17 +177,18 @@ __device__ static void share(const struct kv_split_params &p, const struct cut &
 		slot0 = 2 * part + (part_start(c, part) != entry);
 	}
 
-	int mine = (int)blockIdx.x - part, first = mine / MERGE * MERGE;
+	int mine = (int)blockIdx.x - part, first = mine / KV_SPLIT_MERGE * KV_SPLIT_MERGE;
 
-	if (n > MERGE) {
+	if (n > KV_SPLIT_MERGE) {
 		/* The last group may start where another entry does: it has its own counters. */
 		if (!arrive(p.counters + (first ? 2 * gridDim.x : 0) + part + first,
-			    min(n - first, MERGE)))
+			    min(n - first, KV_SPLIT_MERGE)))
 			return;
 		merge<S>(p, s, part + first, first ? 2 * (part + first) : slot0,
-			 min(n - first, MERGE), 1, false);
-		if (arrive(p.counters + gridDim.x + part, (n + MERGE - 1) / MERGE))
-			merge<S>(p, s, part, slot0, n, MERGE, true);
+			 min(n - first, KV_SPLIT_MERGE), 1, false);
+		if (arrive(p.counters + gridDim.x + part,
+			   (n + KV_SPLIT_MERGE - 1) / KV_SPLIT_MERGE))
+			merge<S>(p, s, part, slot0, n, KV_SPLIT_MERGE, true);
 		return;
 	}
 	if (arrive(p.counters + part, n))

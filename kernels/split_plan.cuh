@@ -8,7 +8,6 @@
 #include "kernels/view.h"
 
 #define RUN   16     /* tokens that lie in one block */
-#define MERGE 16     /* sums that are merged by one thread block */
 #define LOADS 8	     /* of them in flight */
 #define ALIGN 300    /* tiles of a part: below, parts that end with entries are worth 10 % fewer */
 #define SLACK 8.0f   /* weights stay below 2^SLACK: only then are sums brought to a new maximum */
@@ -24,7 +23,8 @@ template <int TYPE, int D, int N, int H> struct shape {
 	static constexpr int row = H * D * (TYPE == KV_F8_E4M3 ? 1 : 2); /* bytes of a token */
 	static constexpr int units = row / 16; /* 16-byte units of a row */
 	static constexpr int head_units = units / H;
-	static constexpr int warps = kv_split_warps(row), blocks = kv_split_blocks(row, columns);
+	static constexpr int warps = kv_split_warps(D, row);
+	static constexpr int blocks = kv_split_blocks(D, row, columns);
 	static constexpr int threads = warps * KV_WARP;
 	static constexpr int runs = row > 64 ? 1 : 2; /* of a tile */
 	static constexpr int tokens = runs * RUN;
@@ -165,15 +165,15 @@ __device__ static struct cut cut_list(const struct kv_split_params &p, int total
 	if (entries <= most && longest <= total / entries + total / entries / 8 &&
 	    total / most < ALIGN) {
 		c.per_entry = min(max(fewest, 1), most / entries);
-		if (c.per_entry > MERGE)
-			c.per_entry = max(min(fewest / 2, half / entries), MERGE);
+		if (c.per_entry > KV_SPLIT_MERGE)
+			c.per_entry = max(min(fewest / 2, half / entries), KV_SPLIT_MERGE);
 		if (c.per_entry * entries > half &&
 		    (c.per_entry * 2 > fewest || (half / entries == 1 && fewest <= 12)))
 			c.per_entry = max(half / entries, 1);
 		c.n = c.per_entry * entries;
 		/* One or two for nearly each multiprocessor, or nothing to gain by more. */
 		if (c.n >= most - most / 8 || (c.n <= half && c.n >= half - half / 8) ||
-		    c.n * p.min_tiles * 2 > total || c.per_entry >= MERGE)
+		    c.n * p.min_tiles * 2 > total || c.per_entry >= KV_SPLIT_MERGE)
 			return c;
 		c.per_entry = 0;
 	}

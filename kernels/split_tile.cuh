@@ -91,14 +91,14 @@ template <typename S> struct state {
 
 /*
  * q of a segment. For e4m3 k-index 2t, 2t + 1, 2t + 8, 2t + 9 of an instruction is element 4t.. of
- * 16, as ldmatrix brings K. There a row of bf16 is scaled by a power of 2 so that its largest
- * element lies near 2^8: f16 then holds its values but for those 2^-22 times as large.
+ * 16, as ldmatrix brings K; scale_q() then makes f16 of it.
  */
 template <typename S>
-__device__ static void load_q(const struct kv_split_params &p, const struct segment &s, int head,
-			      struct state<S> &x)
+__device__ static void load_q(const struct kv_split_params &p, const struct segment &s,
+			      int head_in_set, struct state<S> &x)
 {
 	int g = threadIdx.x % KV_WARP / 4, t = threadIdx.x % 4;
+	int head = (s.entry / s.chunks * p.heads + head_in_set) * S::h;
 
 #pragma unroll
 	for (int n = 0; n < S::columns; n++) {
@@ -122,32 +122,45 @@ __device__ static void load_q(const struct kv_split_params &p, const struct segm
 					real ? *(const uint32_t *)(q + 16 * k + 2 * t + 8) : 0;
 			}
 		}
-		if (S::type == KV_F8_E4M3 && p.dtype == KV_BF16) {
-			__nv_bfloat162 most = __floats2bfloat162_rn(0, 0);
-			float factor;
-			int power;
+	}
+}
+
+/*
+ * A row of bf16 is scaled by a power of 2 so that its largest element lies near 2^8: f16 then holds
+ * its values but for those 2^-22 times as large.
+ */
+template <typename S>
+__device__ static void scale_q(const struct kv_split_params &p, struct state<S> &x)
+{
+	int t = threadIdx.x % 4;
+
+	if (p.dtype != KV_BF16)
+		return;
+#pragma unroll
+	for (int n = 0; n < S::columns; n++) {
+		__nv_bfloat162 most = __floats2bfloat162_rn(0, 0);
+		float factor;
+		int power;
 
 #pragma unroll
-			for (int k = 0; k < S::dim / 8; k++)
-				most = __hmax2(most,
-					       __habs2(*(__nv_bfloat162 *)&x.q[n][k / 2][k % 2]));
-			factor = fmaxf(__low2float(most), __high2float(most));
-			factor = fmaxf(factor, __shfl_xor_sync(KV_ALL_LANES, factor, 1));
-			factor = fmaxf(factor, __shfl_xor_sync(KV_ALL_LANES, factor, 2));
-			power = min(max((int)(__float_as_uint(factor) >> 23) - 127 - 8, -118), 118);
-			factor = __uint_as_float((uint32_t)(127 - power) << 23);
+		for (int k = 0; k < S::dim / 8; k++)
+			most = __hmax2(most, __habs2(*(__nv_bfloat162 *)&x.q[n][k / 2][k % 2]));
+		factor = fmaxf(__low2float(most), __high2float(most));
+		factor = fmaxf(factor, __shfl_xor_sync(KV_ALL_LANES, factor, 1));
+		factor = fmaxf(factor, __shfl_xor_sync(KV_ALL_LANES, factor, 2));
+		power = min(max((int)(__float_as_uint(factor) >> 23) - 127 - 8, -118), 118);
+		factor = __uint_as_float((uint32_t)(127 - power) << 23);
 #pragma unroll
-			for (int k = 0; k < S::dim / 8; k++) {
-				uint32_t u = x.q[n][k / 2][k % 2];
+		for (int k = 0; k < S::dim / 8; k++) {
+			uint32_t u = x.q[n][k / 2][k % 2];
 
-				x.q[n][k / 2][k % 2] =
-					kv_pack<KV_F16>(__uint_as_float(u << 16) * factor,
-							__uint_as_float(u & 0xffff0000) * factor);
-			}
-			factor = __uint_as_float((uint32_t)(127 + power) << 23);
-			x.unit[n][0] = __shfl_sync(KV_ALL_LANES, factor, 8 * t);
-			x.unit[n][1] = __shfl_sync(KV_ALL_LANES, factor, 8 * t + 4);
+			x.q[n][k / 2][k % 2] =
+				kv_pack<KV_F16>(__uint_as_float(u << 16) * factor,
+						__uint_as_float(u & 0xffff0000) * factor);
 		}
+		factor = __uint_as_float((uint32_t)(127 + power) << 23);
+		x.unit[n][0] = __shfl_sync(KV_ALL_LANES, factor, 8 * t);
+		x.unit[n][1] = __shfl_sync(KV_ALL_LANES, factor, 8 * t + 4);
 	}
 }
 
