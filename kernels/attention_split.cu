@@ -12,9 +12,9 @@
 #define RUN		 16	    /* tokens that must lie in one block */
 #define MIN_TILES	 8	    /* of a part, over the sets of a thread block */
 #define RUN_BYTES	 256	    /* of a token, read side by side */
-#define FEW_BYTES	 (64 << 20) /* of K in all */
-#define FEW_BYTES_F8	 (16 << 20)
-#define MAX_TOKEN_STRIDE (1 << 26) /* times 16 it is an int */
+#define LITTLE		 (64 << 20) /* bytes of K in all */
+#define LITTLE_64	 (16 << 20) /* the same for rows of 64 bytes */
+#define MAX_TOKEN_STRIDE (1 << 26)  /* times 16 it is an int */
 
 struct kv_split_tuning kv_split_tuning;
 
@@ -43,12 +43,23 @@ static int attribute(cudaDeviceAttr which, int *ret)
 			cudaGetErrorString(e));
 }
 
+/*
+ * Little to read: then more and smaller parts count for more than the order of reading, and a warp
+ * has one head. Goes by the bounds that the caller gives, not by lengths.
+ */
+static bool reads_little(const struct kv_attention_args *args)
+{
+	int64_t bytes = (int64_t)args->n_seqs * args->max_seq_len * args->k.n_heads *
+			kv_view_row_bytes(&args->k);
+
+	return bytes <= (kv_view_row_bytes(&args->k) > 64 ? LITTLE : LITTLE_64);
+}
+
 /* Heads that a warp takes at a time: those in RUN_BYTES of a token, where there is such a kernel.
  */
 static int wide_heads(const struct kv_attention_args *args, int n_row_tiles)
 {
 	int64_t row_bytes = kv_view_row_bytes(&args->k);
-	int64_t bytes = (int64_t)args->n_seqs * args->max_seq_len * args->k.n_heads * row_bytes;
 	int wide = (int)(RUN_BYTES / row_bytes);
 
 	if (n_row_tiles == 2 && args->k.head_dim == 64)
@@ -58,8 +69,7 @@ static int wide_heads(const struct kv_attention_args *args, int n_row_tiles)
 	/* Of two heads apart in memory each is a run of 1 KiB or more by itself. */
 	if (args->k.head_stride != row_bytes && args->k.head_dim == 64)
 		return 1;
-	/* Little to read: more parts, with less to finish, count for more than the order of it. */
-	if (n_row_tiles == 1 && bytes <= (args->k.dtype == KV_F8_E4M3 ? FEW_BYTES_F8 : FEW_BYTES))
+	if (n_row_tiles == 1 && reads_little(args))
 		return 1;
 	return args->k.n_heads % wide ? 1 : wide;
 }
@@ -68,7 +78,6 @@ static int split_init(const struct kv_attention_args *args, struct split *ret)
 {
 	int64_t rows = (int64_t)args->max_query_len * (args->n_heads_q / args->k.n_heads);
 	int64_t row_bytes = kv_view_row_bytes(&args->k);
-	int64_t bytes = (int64_t)args->n_seqs * args->max_seq_len * args->k.n_heads * row_bytes;
 	int64_t entries;
 	int r;
 
@@ -79,9 +88,9 @@ static int split_init(const struct kv_attention_args *args, struct split *ret)
 	ret->n_row_tiles = rows <= 8 ? 1 : rows <= 16 ? 2 : 4;
 	ret->n_chunks = (int)((rows + ret->n_row_tiles * 8 - 1) / (ret->n_row_tiles * 8));
 	ret->n_heads = kv_split_tuning.heads == 1 ? 1 : wide_heads(args, ret->n_row_tiles);
-	/* Sets that follow one another in memory are read together, if there is much to read. */
+	/* Sets that follow one another in memory are read together. */
 	ret->sets = 1;
-	while (bytes > FEW_BYTES_F8 && args->k.head_stride == row_bytes &&
+	while (!reads_little(args) && args->k.head_stride == row_bytes &&
 	       ret->sets * ret->n_heads * row_bytes < RUN_BYTES &&
 	       args->k.n_heads % (ret->sets * 2 * ret->n_heads) == 0)
 		ret->sets *= 2;

@@ -42,17 +42,17 @@ struct kv_split_params {
 
 /*
  * Warps of a thread block, and thread blocks of a multiprocessor, for heads of @dim elements and
- * @row_bytes of a token that a warp reads: 8 or 16 warps in all. Their rings take 96 KiB of a
- * block, their sums 4 * dim * 8 bytes of a warp.
+ * @row_bytes of a token that a warp reads: 8 or 16 warps in all, by what fits in registers and
+ * shared memory. Their rings take 192 KiB, their sums 32 * dim bytes of a warp.
  */
-static constexpr int kv_split_warps(int dim, int row_bytes)
+static constexpr int kv_split_warps(int row_bytes)
 {
-	return dim >= 128 || row_bytes >= 256 ? 4 : 8;
+	return row_bytes >= 256 ? 4 : 8;
 }
 
 static constexpr int kv_split_blocks(int dim, int row_bytes, int columns)
 {
-	return kv_split_warps(dim, row_bytes) == 4 || columns == 1 ? 2 : 1; /* registers */
+	return row_bytes >= 256 || (dim < 128 && columns == 1) ? 2 : 1;
 }
 
 /* Grid of @n_parts thread blocks; rows of q in multiples of 8: @n_row_tiles is 1, 2 or 4; @n_heads

@@ -23,13 +23,13 @@ template <int TYPE, int D, int N, int H> struct shape {
 	static constexpr int row = H * D * (TYPE == KV_F8_E4M3 ? 1 : 2); /* bytes of a token */
 	static constexpr int units = row / 16; /* 16-byte units of a row */
 	static constexpr int head_units = units / H;
-	static constexpr int warps = kv_split_warps(D, row);
+	static constexpr int warps = kv_split_warps(row);
 	static constexpr int blocks = kv_split_blocks(D, row, columns);
 	static constexpr int threads = warps * KV_WARP;
 	static constexpr int runs = row > 64 ? 1 : 2; /* of a tile */
 	static constexpr int tokens = runs * RUN;
 	static constexpr int tile = tokens * row; /* bytes of K, and of V */
-	static constexpr int stages = 96 * 1024 / warps / (2 * tile);
+	static constexpr int stages = 192 * 1024 / blocks / warps / (2 * tile);
 	static constexpr int ring = stages * 2 * tile; /* bytes of a warp */
 	static constexpr int sums = KV_SPLIT_ROWS * D; /* floats of a warp */
 	static constexpr size_t shared =

@@ -306,6 +306,8 @@ struct problem *problem_new(const struct problem_spec *spec)
 	args->window_left = spec->window_left;
 	args->causal = spec->causal;
 	args->invariant = spec->invariant;
+	if (spec->max_seq_len)
+		args->max_seq_len = spec->max_seq_len;
 	if (kv_attention_workspace_bytes(args, &args->workspace_bytes) < 0)
 		ck_abort_msg("workspace: %s", kv_error_text());
 	p->workspace = args->workspace = buffer_new(args->workspace_bytes);

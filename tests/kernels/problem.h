@@ -37,8 +37,9 @@ struct problem_spec {
 	float sm_scale;
 	int causal;
 	int invariant;
-	int spare_rows; /* of q and out, past the last query */
-	int shuffle;	/* which order the ids of blocks come in */
+	int max_seq_len; /* 0: the longest of lens */
+	int spare_rows;	 /* of q and out, past the last query */
+	int shuffle;	 /* which order the ids of blocks come in */
 };
 
 struct problem {

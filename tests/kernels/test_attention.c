@@ -142,6 +142,42 @@ START_TEST(decode_agrees_with_the_answer)
 }
 END_TEST
 
+/* Small rows, several heads of which a warp may take at once where it has much to read. */
+START_TEST(heads_side_by_side_agree_with_the_answer)
+{
+	static const struct {
+		int dtype, kv_dtype, dim, n_heads, group, q_len;
+	} cases[] = {
+		{KV_BF16, KV_BF16, 64, 4, 8, 1},    {KV_F16, KV_F16, 64, 4, 12, 1},
+		{KV_BF16, KV_F8_E4M3, 64, 4, 8, 1}, {KV_F16, KV_F8_E4M3, 64, 2, 4, 4},
+		{KV_F16, KV_F8_E4M3, 128, 2, 8, 1}, {KV_BF16, KV_F8_E4M3, 128, 6, 3, 2},
+	};
+
+	for (int much = 0; much < 2; much++) {
+		struct problem_spec spec = problem_default();
+		struct problem *p;
+
+		spec.dtype = cases[_i].dtype;
+		spec.k_dtype = spec.v_dtype = cases[_i].kv_dtype;
+		spec.k_scale = 0.0625f;
+		spec.v_scale = 0.3f;
+		spec.dk = spec.dv = cases[_i].dim;
+		spec.n_heads_kv = cases[_i].n_heads;
+		spec.group = cases[_i].group;
+		spec.max_seq_len = much ? 1 << 20 : 0; /* a bound: backends may go by it */
+		add(&spec, cases[_i].q_len, 700);
+		add(&spec, 1, 33);
+		add(&spec, cases[_i].q_len, 2100);
+		p = problem_new(&spec);
+		for (int k = 0; problem_backends()[k]; k++) {
+			ck_assert(problem_can_run(p, problem_backends()[k]));
+			problem_check(p, problem_backends()[k]);
+		}
+		problem_free(p);
+	}
+}
+END_TEST
+
 /* One call after another, on one workspace, has the same bits. */
 START_TEST(a_call_is_repeatable_to_the_bit)
 {
@@ -517,6 +553,7 @@ int main(void)
 			    COUNT(groups) * COUNT(dims));
 	tcase = add_case(suite, "decode");
 	tcase_add_loop_test(tcase, decode_agrees_with_the_answer, 0, 12);
+	tcase_add_loop_test(tcase, heads_side_by_side_agree_with_the_answer, 0, 6);
 	tcase_add_test(tcase, a_call_is_repeatable_to_the_bit);
 	tcase_add_loop_test(add_case(suite, "odd"), odd_shapes_agree_with_the_answer, 0, 10);
 	tcase_add_loop_test(add_case(suite, "bits"),
