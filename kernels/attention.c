@@ -134,6 +134,33 @@ int kv_copy_blocks_on(const struct kv_attn_backend *backend, const struct kv_cop
 	return args->n_pairs && args->n_views ? backend->copy(args) : 0;
 }
 
+KV_PUBLIC int kv_attention_workspace_bytes(const struct kv_attention_args *args, size_t *ret_bytes)
+{
+	struct kv_attention_args a;
+	size_t bytes = 0;
+	int r;
+
+	r = kv_attention_resolve_sizes(args, &a);
+	if (r < 0)
+		return r;
+	pthread_once(&once, init);
+	for (int i = 0; kv_attn_backends[i]; i++) {
+		const struct kv_attn_backend *backend = kv_attn_backends[i];
+
+		if (backend->device != a.device ||
+		    (forced[0] && strcmp(forced, backend->name) != 0))
+			continue;
+		a.workspace_bytes = backend->workspace_bytes ? backend->workspace_bytes(&a) : 0;
+		a.workspace = ret_bytes; /* some memory: can_run() looks at its size only */
+		if (backend->can_run && backend->can_run(&a) < 0)
+			continue;
+		bytes = a.workspace_bytes;
+		break;
+	}
+	*ret_bytes = bytes;
+	return 0;
+}
+
 KV_PUBLIC int kv_write(const struct kv_write_args *args)
 {
 	return kv_write_on(NULL, args);

@@ -25,15 +25,19 @@ struct kv_attn_backend {
 	/* Return: 0, or -ENOTSUP with the reason in kv_error_text(). NULL: runs everything. */
 	int (*can_run)(const struct kv_attention_args *args);
 
+	/* Bytes of args->workspace that it needs; NULL: none. */
+	size_t (*workspace_bytes)(const struct kv_attention_args *args);
+
 	/* Return: 0, -ENOMEM, -EIO. */
 	int (*attention)(const struct kv_attention_args *args);
 	int (*write)(const struct kv_write_args *args);
 	int (*copy)(const struct kv_copy_args *args);
 };
 
-extern const struct kv_attn_backend kv_attn_ref;  /* host: plain loops, the definition of right */
-extern const struct kv_attn_backend kv_attn_cpu;  /* host: vectors and threads */
-extern const struct kv_attn_backend kv_attn_cuda; /* any head size up to 256 */
+extern const struct kv_attn_backend kv_attn_ref;   /* host: plain loops, the definition of right */
+extern const struct kv_attn_backend kv_attn_cpu;   /* host: vectors and threads */
+extern const struct kv_attn_backend kv_attn_cuda;  /* any head size up to 256 */
+extern const struct kv_attn_backend kv_attn_split; /* few queries, long contexts: decode */
 
 extern const struct kv_attn_backend *const kv_attn_backends[]; /* most preferred first, NULL last */
 
@@ -48,7 +52,9 @@ int kv_copy_blocks_on(const struct kv_attn_backend *backend, const struct kv_cop
 /*
  * check.c: every field of @args, then a copy with defaults filled in.
  * Return: 0; -EINVAL, the text names the field.
+ * kv_attention_resolve_sizes() looks at no pointer but those of the views.
  */
+int kv_attention_resolve_sizes(const struct kv_attention_args *args, struct kv_attention_args *ret);
 int kv_attention_resolve(const struct kv_attention_args *args, struct kv_attention_args *ret);
 int kv_write_resolve(const struct kv_write_args *args, struct kv_write_args *ret);
 int kv_copy_check(const struct kv_copy_args *args);
@@ -60,6 +66,9 @@ int kv_copy_ref(const struct kv_copy_args *args);
 /* Launchers, in .cu files; their row stands in backends_cuda.c. */
 int kv_attention_cuda_can_run(const struct kv_attention_args *args);
 int kv_attention_cuda(const struct kv_attention_args *args);
+int kv_attention_split_can_run(const struct kv_attention_args *args);
+size_t kv_attention_split_workspace(const struct kv_attention_args *args);
+int kv_attention_split(const struct kv_attention_args *args);
 int kv_write_cuda(const struct kv_write_args *args);
 int kv_copy_cuda(const struct kv_copy_args *args);
 

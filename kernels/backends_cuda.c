@@ -11,5 +11,15 @@ const struct kv_attn_backend kv_attn_cuda = {
 	.copy = kv_copy_cuda,
 };
 
-const struct kv_attn_backend *const kv_attn_backends[] = {&kv_attn_cuda, &kv_attn_cpu, &kv_attn_ref,
-							  NULL};
+const struct kv_attn_backend kv_attn_split = {
+	.name = "split",
+	.device = KV_DEVICE_CUDA,
+	.can_run = kv_attention_split_can_run,
+	.workspace_bytes = kv_attention_split_workspace,
+	.attention = kv_attention_split,
+	.write = kv_write_cuda,
+	.copy = kv_copy_cuda,
+};
+
+const struct kv_attn_backend *const kv_attn_backends[] = {&kv_attn_split, &kv_attn_cuda,
+							  &kv_attn_cpu, &kv_attn_ref, NULL};

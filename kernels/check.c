@@ -255,6 +255,9 @@ static int check_attention_sizes(const struct kv_attention_args *a)
 	r = check_range("causal", a->causal, 0, 1);
 	if (r < 0)
 		return r;
+	r = check_range("invariant", a->invariant, 0, 1);
+	if (r < 0)
+		return r;
 	r = check_range("window_left", a->window_left, -1, INT32_MAX);
 	if (r < 0)
 		return r;
@@ -301,12 +304,17 @@ static int check_attention_pointers(const struct kv_attention_args *a)
 	r = check_pointer("seq_lens", a->seq_lens, sizeof(*a->seq_lens));
 	if (r < 0)
 		return r;
+	if (a->workspace_bytes) {
+		r = check_pointer("workspace", a->workspace, KV_WORKSPACE_ALIGN);
+		if (r < 0)
+			return r;
+	}
 	if (!a->table_width)
 		return 0;
 	return check_pointer("block_table", a->block_table, sizeof(*a->block_table));
 }
 
-int kv_attention_resolve(const struct kv_attention_args *args, struct kv_attention_args *ret)
+int kv_attention_resolve_sizes(const struct kv_attention_args *args, struct kv_attention_args *ret)
 {
 	struct kv_attention_args a;
 	int r;
@@ -324,6 +332,20 @@ int kv_attention_resolve(const struct kv_attention_args *args, struct kv_attenti
 	r = check_attention_sizes(&a);
 	if (r < 0)
 		return r;
+	if (a.sm_scale == 0)
+		a.sm_scale = 1 / sqrtf((float)a.k.head_dim);
+	*ret = a;
+	return 0;
+}
+
+int kv_attention_resolve(const struct kv_attention_args *args, struct kv_attention_args *ret)
+{
+	struct kv_attention_args a;
+	int r;
+
+	r = kv_attention_resolve_sizes(args, &a);
+	if (r < 0)
+		return r;
 	if (a.n_seqs && a.n_tokens) {
 		r = check_attention_pointers(&a);
 		if (r < 0)
@@ -334,8 +356,6 @@ int kv_attention_resolve(const struct kv_attention_args *args, struct kv_attenti
 				return r;
 		}
 	}
-	if (a.sm_scale == 0)
-		a.sm_scale = 1 / sqrtf((float)a.k.head_dim);
 	*ret = a;
 	return 0;
 }

@@ -15,8 +15,11 @@
  *   a row that sees no key: out = 0, lse = -inf
  * Sources: online softmax arXiv:1805.02867; paged attention arXiv:2309.06180.
  *
- * The value of a row depends on that row's query and keys alone: not on the batch it runs in, on
- * how a prompt was cut into chunks, or on which ids its blocks have.
+ * A call is repeatable to the bit. With `invariant` the value of a row depends, besides, on that
+ * row's query and keys alone: not on the batch it runs in, on how a prompt was cut into chunks, or
+ * on which ids its blocks have. Without, faster backends may run, whose sums fall into parts that
+ * depend on the lengths of the whole batch; and NaN in K or V of a token may then spoil all rows of
+ * its sequence in the call.
  *
  * Threads: every function may be called from any thread at any time.
  */
@@ -50,34 +53,38 @@ struct kv_write_args {
  * A block id is slots[t] / block_tokens. To an 8-bit type values are stored as
  * round-to-nearest-even(x / scale), saturated at +-448; NaN stays NaN.
  *
- * Return: 0; -EINVAL if a field is out of range; -ENOTSUP if no backend can do it (no such device in
- *         this build, sizes); -ENOMEM (host memory for scratch); -EIO on a CUDA error.
- *         kv_error_text() names the field.
+ * Return: 0; -EINVAL if a field is out of range; -ENOTSUP if no backend can do it (no such device
+ * in this build, sizes); -ENOMEM (host memory for scratch); -EIO on a CUDA error. kv_error_text()
+ * names the field.
  */
 int kv_write(const struct kv_write_args *args);
 
 struct kv_attention_args {
 	size_t size;
-	int32_t device;	       /* enum kv_device */
-	int32_t dtype;	       /* of q and out: f32, f16, bf16 */
-	int32_t n_seqs;	       /* B; padded sequences have q_len 0 */
-	int32_t n_tokens;      /* T: rows of q and out; rows past query_start_loc[B] stay untouched */
-	int32_t n_heads_q;     /* a multiple of the view's n_heads */
-	int32_t max_query_len; /* at least the longest q_len */
-	int32_t max_seq_len;   /* at least the longest seq_len */
-	int32_t table_width;   /* entries of a row of block_table */
-	const void *q;	       /* [T, n_heads_q, head_dim] */
-	void *out;	       /* [T, n_heads_q, v.head_dim]; apart from q */
-	float *lse;	       /* [T, n_heads_q] natural log, or NULL */
+	int32_t device;	   /* enum kv_device */
+	int32_t dtype;	   /* of q and out: f32, f16, bf16 */
+	int32_t n_seqs;	   /* B; padded sequences have q_len 0 */
+	int32_t n_tokens;  /* T: rows of q and out; rows past query_start_loc[B] stay untouched */
+	int32_t n_heads_q; /* a multiple of the view's n_heads */
+	int32_t max_query_len;		/* at least the longest q_len */
+	int32_t max_seq_len;		/* at least the longest seq_len */
+	int32_t table_width;		/* entries of a row of block_table */
+	const void *q;			/* [T, n_heads_q, head_dim] */
+	void *out;			/* [T, n_heads_q, v.head_dim]; apart from q */
+	float *lse;			/* [T, n_heads_q] natural log, or NULL */
 	const int32_t *query_start_loc; /* [B + 1] */
 	const int32_t *seq_lens;	/* [B] tokens in cache, the new ones included */
 	const int32_t *block_table;	/* [B, table_width] */
 	struct kv_view k;
 	struct kv_view v;
-	float sm_scale; /* 0: 1 / sqrt(head_dim) */
-	float softcap;	/* 0: none */
+	float sm_scale;	     /* 0: 1 / sqrt(head_dim) */
+	float softcap;	     /* 0: none */
 	int32_t window_left; /* keys before p that are visible; -1: all */
 	int32_t causal;	     /* 1, or 0: every query sees all seq_len keys */
+	int32_t invariant;   /* 1: only backends whose rows have the same bits in every batch */
+	size_t workspace_bytes;
+	void *workspace; /* see kv_attention_workspace_bytes(); NULL: only backends that need none
+			  */
 	void *stream;
 };
 
@@ -90,6 +97,22 @@ struct kv_attention_args {
  * Return: as kv_write().
  */
 int kv_attention(const struct kv_attention_args *args);
+
+#define KV_WORKSPACE_ALIGN 256
+
+/**
+ * kv_attention_workspace_bytes() - the workspace with which the fastest backend can run @args
+ * @ret_bytes: bytes; 0: it needs none
+ *
+ * Goes by sizes, types and strides: of pointers only the views' bases are looked at, and lengths in
+ * memory are not. It does not depend on n_seqs, max_seq_len or table_width, and grows with
+ * max_query_len: one workspace of the largest max_query_len serves all steps and layers of a model.
+ * The caller zeroes it once, before its first use; each call leaves it ready for the next. Calls
+ * that may run at the same time need one each.
+ *
+ * Return: as kv_write().
+ */
+int kv_attention_workspace_bytes(const struct kv_attention_args *args, size_t *ret_bytes);
 
 struct kv_copy_args {
 	size_t size;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <check.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -304,6 +305,13 @@ struct problem *problem_new(const struct problem_spec *spec)
 	args->softcap = spec->softcap;
 	args->window_left = spec->window_left;
 	args->causal = spec->causal;
+	args->invariant = spec->invariant;
+	if (spec->max_seq_len)
+		args->max_seq_len = spec->max_seq_len;
+	if (kv_attention_workspace_bytes(args, &args->workspace_bytes) < 0)
+		ck_abort_msg("workspace: %s", kv_error_text());
+	p->workspace = args->workspace = buffer_new(args->workspace_bytes);
+	buffer_fill(args->workspace, 0, args->workspace_bytes);
 	free(ids);
 	free(pool);
 	free(q);
@@ -314,6 +322,7 @@ struct problem *problem_new(const struct problem_spec *spec)
 struct problem *problem_free(struct problem *p)
 {
 	buffer_free(p->pool);
+	buffer_free(p->workspace);
 	buffer_free((void *)(uintptr_t)p->args.q);
 	buffer_free((void *)(uintptr_t)p->args.query_start_loc);
 	buffer_free((void *)(uintptr_t)p->args.seq_lens);
@@ -332,6 +341,19 @@ static bool all_bytes(const void *p, int byte, size_t n)
 		if (bytes[i] != byte)
 			return false;
 	return true;
+}
+
+bool problem_can_run(const struct problem *p, const struct kv_attn_backend *backend)
+{
+	struct kv_attention_args args = p->args, resolved;
+	int r;
+
+	args.out = args.workspace; /* not written to, and apart from q */
+	r = kv_attention_resolve_sizes(&args, &resolved);
+	ck_assert_msg(r == 0, "%d, %s", r, kv_error_text());
+	r = backend->can_run ? backend->can_run(&resolved) : 0;
+	ck_assert_msg(r == 0 || r == -ENOTSUP, "%s: %d, %s", backend->name, r, kv_error_text());
+	return r == 0;
 }
 
 void problem_run(struct problem *p, const struct kv_attn_backend *backend, void **ret_out,

@@ -36,8 +36,10 @@ struct problem_spec {
 	float softcap;
 	float sm_scale;
 	int causal;
-	int spare_rows; /* of q and out, past the last query */
-	int shuffle;	/* which order the ids of blocks come in */
+	int invariant;
+	int max_seq_len; /* 0: the longest of lens */
+	int spare_rows;	 /* of q and out, past the last query */
+	int shuffle;	 /* which order the ids of blocks come in */
 };
 
 struct problem {
@@ -47,8 +49,9 @@ struct problem {
 	int n_heads_q;
 	size_t pool_bytes;
 	void *pool;
-	double *out; /* [n_rows, n_heads_q, dv] right answers */
-	double *lse; /* [n_rows, n_heads_q] */
+	void *workspace; /* zeroed once */
+	double *out;	 /* [n_rows, n_heads_q, dv] right answers */
+	double *lse;	 /* [n_rows, n_heads_q] */
 };
 
 /* K and V that fit together: 16-bit floats, 2 KV heads of 64, blocks of 16, one name a sequence. */
@@ -56,6 +59,9 @@ struct problem_spec problem_default(void);
 
 struct problem *problem_new(const struct problem_spec *spec);
 struct problem *problem_free(struct problem *problem);
+
+/* Whether @backend can run it; -ENOTSUP is the only reason not to. */
+bool problem_can_run(const struct problem *problem, const struct kv_attn_backend *backend);
 
 /* Runs @backend; the results, lse included, on the host: free() them. */
 void problem_run(struct problem *problem, const struct kv_attn_backend *backend, void **ret_out,

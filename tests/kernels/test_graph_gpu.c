@@ -98,6 +98,7 @@ START_TEST(a_captured_step_runs_on_whatever_its_buffers_hold)
 		problem_run(round ? b : a, backend, &right, &lse);
 		buffer_put((void *)(uintptr_t)write.slots, slots, sizeof(slots));
 		buffer_fill(from, 0x11 * (round + 1), 4 * token);
+		cuda_ok(cudaDeviceSynchronize()); /* the stream waits for no other */
 		cuda_ok(cudaGraphLaunch(replay, stream));
 		cuda_ok(cudaStreamSynchronize(stream));
 		buffer_get(got, attend.out, out_bytes);

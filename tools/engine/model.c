@@ -396,6 +396,7 @@ static int begin_step(struct kv_model *model, const struct kv_batch_data *b, uin
 				  (size_t)b->n_seqs * b->table_width * sizeof(*b->block_table)),
 		.window_left = -1,
 		.causal = 1,
+		.invariant = 1,
 		.stream = dense->stream,
 	};
 	return 0;

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The split backend on the host: what it can run, and with which kernel. attention_split.cuh. */
+#include <climits>
+#include <cmath>
+
+#include "kernels/attention_split.h"
+#include "kernels/device/launch.cuh"
+#include "kernels/view.h"
+
+#define MAX_ROWS	 64 /* q_len * group: above, arithmetic is the bound */
+#define MAX_SHARED	 (228 * 1024)
+#define RUN		 16	    /* tokens that must lie in one block */
+#define MIN_TILES	 8	    /* of a part, over the sets of a thread block */
+#define RUN_BYTES	 256	    /* of a token, read side by side */
+#define LITTLE		 (64 << 20) /* bytes of K in all */
+#define LITTLE_64	 (16 << 20) /* the same for rows of 64 bytes */
+#define MAX_TOKEN_STRIDE (1 << 26)  /* times 16 it is an int */
+
+struct kv_split_tuning kv_split_tuning;
+
+/* How a call is cut; from sizes alone, so that it is the same for each step of a captured graph. */
+struct split {
+	int n_row_tiles; /* of 8 rows, in a chunk */
+	int n_chunks;
+	int n_heads;  /* of a warp */
+	int sets;     /* of such heads, side by side in a thread block */
+	int n_blocks; /* thread blocks of a multiprocessor */
+	int n_parts;  /* thread blocks: no more than run at a time */
+	int most_parts;
+};
+
+static int attribute(cudaDeviceAttr which, int *ret)
+{
+	int device;
+	cudaError_t e = cudaGetDevice(&device);
+
+	if (e == cudaSuccess)
+		e = cudaDeviceGetAttribute(ret, which, device);
+	if (e == cudaSuccess)
+		return 0;
+	cudaGetLastError();
+	return kv_error(-EIO, "attention: CUDA: %s (%s)", cudaGetErrorName(e),
+			cudaGetErrorString(e));
+}
+
+/*
+ * Little to read: then more and smaller parts count for more than the order of reading, and a warp
+ * has one head. Goes by the bounds that the caller gives, not by lengths.
+ */
+static bool reads_little(const struct kv_attention_args *args)
+{
+	int64_t bytes = (int64_t)args->n_seqs * args->max_seq_len * args->k.n_heads *
+			kv_view_row_bytes(&args->k);
+
+	return bytes <= (kv_view_row_bytes(&args->k) > 64 ? LITTLE : LITTLE_64);
+}
+
+/* Heads that a warp takes at a time: those in RUN_BYTES of a token, where there is such a kernel.
+ */
+static int wide_heads(const struct kv_attention_args *args, int n_row_tiles)
+{
+	int64_t row_bytes = kv_view_row_bytes(&args->k);
+	int wide = (int)(RUN_BYTES / row_bytes);
+
+	if (n_row_tiles == 2 && args->k.head_dim == 64)
+		wide = 2;
+	else if (n_row_tiles > 1)
+		return 1;
+	/* Of two heads apart in memory each is a run of 1 KiB or more by itself. */
+	if (args->k.head_stride != row_bytes && args->k.head_dim == 64)
+		return 1;
+	if (n_row_tiles == 1 && reads_little(args))
+		return 1;
+	return args->k.n_heads % wide ? 1 : wide;
+}
+
+static int split_init(const struct kv_attention_args *args, struct split *ret)
+{
+	int64_t rows = (int64_t)args->max_query_len * (args->n_heads_q / args->k.n_heads);
+	int64_t row_bytes = kv_view_row_bytes(&args->k);
+	int64_t entries;
+	int r;
+
+	r = attribute(cudaDevAttrMultiProcessorCount, &ret->n_parts);
+	if (r < 0)
+		return r;
+	ret->most_parts = 2 * ret->n_parts;
+	ret->n_row_tiles = rows <= 8 ? 1 : rows <= 16 ? 2 : 4;
+	ret->n_chunks = (int)((rows + ret->n_row_tiles * 8 - 1) / (ret->n_row_tiles * 8));
+	ret->n_heads = kv_split_tuning.heads == 1 ? 1 : wide_heads(args, ret->n_row_tiles);
+	/* Sets that follow one another in memory are read together. */
+	ret->sets = 1;
+	while (!reads_little(args) && args->k.head_stride == row_bytes &&
+	       ret->sets * ret->n_heads * row_bytes < RUN_BYTES &&
+	       args->k.n_heads % (ret->sets * 2 * ret->n_heads) == 0)
+		ret->sets *= 2;
+	if (kv_split_tuning.sets && args->k.n_heads % (kv_split_tuning.sets * ret->n_heads) == 0)
+		ret->sets = kv_split_tuning.sets;
+	/* Not a second thread block on a multiprocessor where it could never have work. */
+	ret->n_blocks = 1;
+	entries = (int64_t)args->n_seqs * (args->k.n_heads / (ret->sets * ret->n_heads)) *
+		  ret->n_chunks;
+	if (entries * KV_SPLIT_MERGE > ret->n_parts)
+		ret->n_blocks = kv_split_blocks(args->k.head_dim, (int)row_bytes * ret->n_heads,
+						ret->n_row_tiles * ret->n_heads);
+	ret->n_parts *= ret->n_blocks;
+	if (kv_split_tuning.n_parts)
+		ret->n_parts = kv_split_tuning.n_parts;
+	return 0;
+}
+
+static size_t counter_bytes(const struct split *split)
+{
+	return ((size_t)split->most_parts * KV_SPLIT_COUNTERS * sizeof(uint32_t) + 255) / 256 * 256;
+}
+
+/* Of any split of these sizes, so that it goes by no length: two parts a multiprocessor. */
+static size_t workspace_bytes(const struct kv_attention_args *args, const struct split *split)
+{
+	size_t n_parts = (size_t)split->most_parts;
+	size_t heads = RUN_BYTES / (size_t)kv_view_row_bytes(&args->k);
+	size_t rows = (heads ?: 1) * (size_t)split->n_row_tiles * KV_SPLIT_ROWS;
+
+	return counter_bytes(split) +
+	       n_parts * 2 * rows * ((size_t)args->v.head_dim + 4) * sizeof(float);
+}
+
+extern "C" size_t kv_attention_split_workspace(const struct kv_attention_args *args)
+{
+	struct split split;
+
+	return split_init(args, &split) < 0 ? 0 : workspace_bytes(args, &split);
+}
+
+/* Rows of @view start and go on in whole 16 bytes. */
+static bool is_wide(const struct kv_view *view)
+{
+	uint64_t bits = (uint64_t)(uintptr_t)view->base | (uint64_t)view->block_stride |
+			(uint64_t)view->token_stride | (uint64_t)view->head_stride;
+
+	return bits % 16 == 0;
+}
+
+static int check_views(const struct kv_attention_args *args)
+{
+	const struct kv_view *k = &args->k, *v = &args->v;
+
+	if (k->dtype != v->dtype || (k->dtype != KV_F8_E4M3 && k->dtype != args->dtype) ||
+	    args->dtype == KV_F32)
+		return kv_error(-ENOTSUP,
+				"dtype, k.dtype, v.dtype: %d, %d, %d given, split does f16 or bf16 "
+				"throughout, or with an e4m3 cache",
+				args->dtype, k->dtype, v->dtype);
+	if (k->head_dim != v->head_dim || (k->head_dim != 64 && k->head_dim != 128))
+		return kv_error(-ENOTSUP,
+				"k.head_dim, v.head_dim: %d, %d given, split does 64 or 128",
+				k->head_dim, v->head_dim);
+	if (k->block_tokens % RUN)
+		return kv_error(-ENOTSUP, "k.block_tokens: %d given, split does multiples of %d",
+				k->block_tokens, RUN);
+	if (!is_wide(k) || !is_wide(v) || k->token_stride > MAX_TOKEN_STRIDE ||
+	    v->token_stride > MAX_TOKEN_STRIDE)
+		return kv_error(-ENOTSUP,
+				"k, v: split reads 16 bytes at a time: base and strides must be "
+				"multiples of it, token_stride at most %d",
+				MAX_TOKEN_STRIDE);
+	return 0;
+}
+
+extern "C" int kv_attention_split_can_run(const struct kv_attention_args *args)
+{
+	int64_t rows = (int64_t)args->max_query_len * (args->n_heads_q / args->k.n_heads);
+	struct split split;
+	int r, shared;
+
+	if (args->invariant)
+		return kv_error(-ENOTSUP, "invariant: 1 given, sums of split depend on the batch");
+	if (rows > MAX_ROWS)
+		return kv_error(-ENOTSUP,
+				"max_query_len: %d given, split does up to %d rows: queries times "
+				"query heads of a KV head",
+				args->max_query_len, MAX_ROWS);
+	r = check_views(args);
+	if (r < 0)
+		return r;
+	if (((uintptr_t)args->q | (uintptr_t)args->out) % 16)
+		return kv_error(-ENOTSUP, "q, out: split needs multiples of 16");
+	r = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, &shared);
+	if (r < 0)
+		return r;
+	if (shared < MAX_SHARED)
+		return kv_error(
+			-ENOTSUP,
+			"device: it has %d bytes of shared memory a multiprocessor, split needs %d",
+			shared, MAX_SHARED);
+	r = split_init(args, &split);
+	if (r < 0)
+		return r;
+	if ((double)args->n_seqs * args->table_width * (args->k.block_tokens / RUN) *
+		    args->k.n_heads / (split.sets * split.n_heads) * split.n_chunks >
+	    INT_MAX)
+		return kv_error(-ENOTSUP, "n_seqs, table_width: %d, %d given, too large for split",
+				args->n_seqs, args->table_width);
+	if (!args->workspace || args->workspace_bytes < workspace_bytes(args, &split))
+		return kv_error(-ENOTSUP, "workspace_bytes: %zu given, split needs %zu",
+				args->workspace ? args->workspace_bytes : 0,
+				workspace_bytes(args, &split));
+	return 0;
+}
+
+extern "C" int kv_attention_split(const struct kv_attention_args *args)
+{
+	kv_split_launch *launch = args->k.dtype == KV_BF16  ? kv_split_launch_bf16
+				  : args->k.dtype == KV_F16 ? kv_split_launch_f16
+							    : kv_split_launch_f8;
+	const float log2_e = 1.44269504088896f;
+	float scale = args->sm_scale * args->k.scale;
+	struct kv_split_params p = {};
+	struct split split;
+	int r;
+
+	if (!args->max_query_len)
+		return 0;
+	r = split_init(args, &split);
+	if (r < 0)
+		return r;
+	p.q = args->q;
+	p.out = args->out;
+	p.lse = args->lse;
+	p.query_start_loc = args->query_start_loc;
+	p.seq_lens = args->seq_lens;
+	p.block_table = args->block_table;
+	p.counters = (uint32_t *)args->workspace;
+	p.sums = (float *)((char *)args->workspace + counter_bytes(&split));
+	p.k = args->k;
+	p.v = args->v;
+	p.dtype = args->dtype;
+	p.n_seqs = args->n_seqs;
+	p.n_tokens = args->n_tokens;
+	p.n_heads_q = args->n_heads_q;
+	p.group = args->n_heads_q / args->k.n_heads;
+	p.table_width = args->table_width;
+	p.block_mask =
+		args->k.block_tokens & (args->k.block_tokens - 1) ? -1 : args->k.block_tokens - 1;
+	p.n_chunks = split.n_chunks;
+	p.heads = split.sets;
+	p.blocks = split.n_blocks;
+	p.n_sets = args->k.n_heads / (split.sets * split.n_heads);
+	p.min_tiles = kv_split_tuning.min_tiles ?: MIN_TILES / split.sets;
+	p.window_left = args->window_left;
+	p.causal = args->causal;
+	p.capped = args->softcap > 0;
+	p.inner = p.capped ? 2 * log2_e * scale / args->softcap : 0;
+	p.outer = p.capped ? log2_e * args->softcap : log2_e * scale;
+	return launch(&p, args->k.head_dim, split.n_row_tiles, split.n_heads, split.n_parts,
+		      args->stream);
+}

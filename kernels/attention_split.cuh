@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Attention of few queries a sequence over long block tables, at the speed of the memory.
+ *
+ *	x_j = scale q . k_j; x_j = c tanh(x_j / c) if c > 0; out = v_scale sum e^x_j v_j / sum e^x_j
+ *
+ * q . k and sum e^x v are matrix instructions with f32 sums: bf16 ones for a bf16 cache, f16 ones
+ * for f16 and for e4m3, whose values f16 holds exactly. Weights e^x are rounded to that type, their
+ * sum is not. Scores are kept in units of ln 2.
+ *
+ * Keys are the rows of an instruction (16) and queries its columns (8), so that a group of 8 query
+ * heads fills it:
+ *
+ *	S^T [16 keys, 8 queries] = K [16, D] Q^T [D, 8]
+ *	O^T [D, 8 queries] += V^T [D, 16] P^T [16, 8]	P^T is e^(S^T), its lanes transposed
+ *
+ * Work is one list of tiles (16 or 32 keys of one request): for each request, for each set of
+ * KV heads, for each chunk of rows, the tiles that some row sees. A thread block takes an equal,
+ * contiguous run of the list, found from the lengths on the device, so a launch depends on no
+ * length and ragged batches are nearly as even as uniform ones. A run falls into segments, one for
+ * each (request, heads, chunk) it touches. A warp has one head of a segment, or those in 256 bytes
+ * of a token, and every so-manieth tile of it.
+ *
+ * A warp fetches its own tiles by cp.async into its own ring, across segments: no barrier, and
+ * 128 KiB of reads in flight in a multiprocessor. A tile lies in whole runs of 16 tokens, which
+ * lie in one block each: block_tokens is a multiple of 16.
+ *
+ * Sums of a segment that is not the whole of its list entry go to the workspace. The thread block
+ * that comes last of those that share the entry merges them, in the order of the keys: the same
+ * bits in each run. Above KV_SPLIT_MERGE of them it does so in two levels.
+ *
+ * Speed, what bounds it and what was tried: tests/bench/NOTES.md.
+ */
+#include "kernels/device/launch.cuh"
+#include "kernels/split_merge.cuh"
+
+template <typename S>
+__global__ void __launch_bounds__(S::threads, S::blocks) attend_split(struct kv_split_params p)
+{
+	extern __shared__ __align__(128) char shared[];
+	int warp = threadIdx.x / KV_WARP;
+	int per_head = S::warps / p.heads, head_in_set = warp / per_head, sub = warp % per_head;
+	uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared) + warp * S::ring;
+	float *scratch = (float *)(shared + S::warps * S::ring);
+	uint64_t policy = kv_policy_once();
+	struct cursor fetched;
+	struct segment s;
+	struct state<S> x;
+	struct cut c;
+	int stage = 0;
+
+	if (!plan<S>(p, c, s))
+		return;
+	fetched.s = s;
+	fetched.tile = s.t0 + sub;
+	fetched.n_ids = 0;
+	cursor_skip_empty<S>(p, fetched, sub);
+#pragma unroll
+	for (int i = 0; i < S::stages - 1; i++) {
+		fetch<S>(p, fetched, sub, per_head, head_in_set, ring + i * 2 * S::tile, policy);
+		kv_copy_commit();
+	}
+	load_q<S>(p, s, head_in_set, x);
+	for (;;) {
+		struct segment done = s;
+
+		if constexpr (S::type == KV_F8_E4M3)
+			scale_q<S>(p, x);
+		clear<S>(x);
+		for (int tile = s.t0 + sub; tile < s.t1; tile += per_head) {
+			int free = stage ? stage - 1 : S::stages - 1;
+
+			kv_copy_wait<S::stages - 2>();
+			__syncwarp(); /* the stage is there for all lanes, all are done with the
+					 last */
+			fetch<S>(p, fetched, sub, per_head, head_in_set, ring + free * 2 * S::tile,
+				 policy);
+			kv_copy_commit();
+			attend_tile<S>(p, s, s.first + tile * S::tokens, ring + stage * 2 * S::tile,
+				       x);
+			stage = stage + 1 < S::stages ? stage + 1 : 0;
+		}
+		if (s.left) { /* q comes while sums go */
+			next_segment<S>(p, s);
+			load_q<S>(p, s, head_in_set, x);
+		}
+		finish<S>(p, c, done, scratch, x);
+		if (!done.left)
+			break;
+	}
+}
+
+template <int TYPE, int D, int N, int H>
+static int launch_split(const struct kv_split_params *params, int n_parts, void *stream)
+{
+	typedef struct shape<TYPE, D, N, H> S;
+
+	return kv_launch("attention", attend_split<S>, dim3((unsigned)n_parts), S::threads,
+			 S::shared, stream, *params);
+}
+
+/* The kernel for rows of D elements; attention_split.cu chooses among those there are. */
+template <int TYPE, int D>
+static int launch_dim(const struct kv_split_params *params, int n_row_tiles, int n_heads,
+		      int n_parts, void *stream)
+{
+	constexpr int wide = 256 / D / (TYPE == KV_F8_E4M3 ? 1 : 2); /* heads in 256 bytes */
+
+	if constexpr (wide > 1)
+		if (n_row_tiles == 1 && n_heads == wide)
+			return launch_split<TYPE, D, 1, wide>(params, n_parts, stream);
+	if constexpr (D == 64)
+		if (n_row_tiles == 2 && n_heads == 2)
+			return launch_split<TYPE, D, 2, 2>(params, n_parts, stream);
+	if (n_row_tiles == 1)
+		return launch_split<TYPE, D, 1, 1>(params, n_parts, stream);
+	if (n_row_tiles == 2)
+		return launch_split<TYPE, D, 2, 1>(params, n_parts, stream);
+	return launch_split<TYPE, D, 4, 1>(params, n_parts, stream);
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between attention_split.cu (what can run, which kernel) and attention_split_*.cu (the kernels).
+ */
+#ifndef KV_KERNELS_ATTENTION_SPLIT_H
+#define KV_KERNELS_ATTENTION_SPLIT_H
+
+#include "kernels/attention.h"
+
+#define KV_SPLIT_COUNTERS 3  /* arrays of n_parts uint32_t at the start of the workspace */
+#define KV_SPLIT_MERGE	  16 /* sums that one thread block merges */
+#define KV_SPLIT_ROWS	  8  /* rows of q that one matrix instruction takes */
+
+struct kv_split_params {
+	const void *q;
+	void *out;
+	float *lse;
+	const int32_t *query_start_loc;
+	const int32_t *seq_lens;
+	const int32_t *block_table;
+	uint32_t *counters; /* [KV_SPLIT_COUNTERS, n_parts] all 0 between calls */
+	float *sums;	    /* [n_parts, 2] slots: [heads][rows][D + 4] */
+	struct kv_view k;
+	struct kv_view v;
+	int32_t dtype; /* of q and out */
+	int32_t n_seqs;
+	int32_t n_tokens;
+	int32_t n_heads_q;
+	int32_t group; /* query heads of a KV head */
+	int32_t table_width;
+	int32_t block_mask; /* block_tokens - 1 if that is a power of 2; else -1 */
+	int32_t n_chunks;   /* of rows: a chunk is what a thread block has at a time */
+	int32_t heads;	    /* sets of KV heads that a thread block works on side by side */
+	int32_t n_sets;	    /* of p.heads sets: what a request has of them */
+	int32_t blocks;	    /* thread blocks of a multiprocessor */
+	int32_t min_tiles;  /* a thread block gets no fewer, if that leaves some without work */
+	int32_t window_left;
+	int32_t causal;
+	float inner; /* softcap: factor of q . k inside tanh; else unused */
+	float outer; /* log2 e times softcap, or times the scale of scores */
+	bool capped;
+};
+
+/*
+ * Warps of a thread block, and thread blocks of a multiprocessor, for heads of @dim elements and
+ * @row_bytes of a token that a warp reads: 8 or 16 warps in all, by what fits in registers and
+ * shared memory. Their rings take 192 KiB, their sums 32 * dim bytes of a warp.
+ */
+static constexpr int kv_split_warps(int row_bytes)
+{
+	return row_bytes >= 256 ? 4 : 8;
+}
+
+static constexpr int kv_split_blocks(int dim, int row_bytes, int columns)
+{
+	return row_bytes >= 256 || (dim < 128 && columns == 1) ? 2 : 1;
+}
+
+/* Grid of @n_parts thread blocks; rows of q in multiples of 8: @n_row_tiles is 1, 2 or 4; @n_heads
+ * of a warp. */
+typedef int kv_split_launch(const struct kv_split_params *params, int head_dim, int n_row_tiles,
+			    int n_heads, int n_parts, void *stream);
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+int kv_split_launch_bf16(const struct kv_split_params *params, int head_dim, int n_row_tiles,
+			 int n_heads, int n_parts, void *stream);
+int kv_split_launch_f16(const struct kv_split_params *params, int head_dim, int n_row_tiles,
+			int n_heads, int n_parts, void *stream);
+int kv_split_launch_f8(const struct kv_split_params *params, int head_dim, int n_row_tiles,
+		       int n_heads, int n_parts, void *stream);
+
+/* What attention_bench sweeps; 0: as the launcher chooses. */
+struct kv_split_tuning {
+	int heads;
+	int sets;
+	int min_tiles;
+	int n_parts;
+};
+extern struct kv_split_tuning kv_split_tuning;
+#ifdef __cplusplus
+}
+#endif
+#endif
