@@ -335,6 +335,16 @@ START_TEST(eight_bit_kv_uses_one_scale_on_both_sides)
 
 		fp8_pool_init(&p, pool, 0.0625f, 0.125f, 1.0f, 0.75f);
 		ck_assert_msg(kv_write_on(backend, &p.write) == 0, "%s", kv_error_text());
+		/* f32 in and out: not every backend has that; one that must is among them. */
+		if (kv_attention_on(backend, &p.attend) == -ENOTSUP) {
+			ck_assert_ptr_nonnull(problem_backends()[i + 1]);
+			fp8_pool_deinit(&p);
+			if (host)
+				munmap(pool, bytes);
+			else
+				buffer_free(pool);
+			continue;
+		}
 		buffer_get(codes, pool, bytes);
 		for (size_t c = 0; c < bytes; c++)
 			ck_assert(number_decode(KV_F8_E4M3, codes[c]) ==
