@@ -72,11 +72,16 @@ static void check_block(const struct kv_books *b, int32_t id, const bool *live, 
 	if ((book->state == KV_BLOCK_LEASED || book->state == KV_BLOCK_TWIN) && live &&
 	    !live[book->owner])
 		wrong(r, "block %d is leased to slot %u, where no session is", id, book->owner);
-	for (uint32_t slot = 0; live && slot < KV_MAX_SESSIONS; slot++) {
+	for (uint32_t w = 0; live && w < KV_HOLDER_WORDS; w++) {
+		uint64_t held = kv_load_relaxed(&b->descriptors[id].holders[w]);
+
 		/* A pin that is being undone may show a bit for a moment, but only of a session. */
-		if (kv_load_relaxed(&b->descriptors[id].holders[slot / 64]) >> slot % 64 & 1 &&
-		    !live[slot])
-			wrong(r, "block %d is held by slot %u, where no session is", id, slot);
+		for (; held; held &= held - 1) {
+			uint32_t slot = w * 64 + (uint32_t)__builtin_ctzll(held);
+
+			if (!live[slot])
+				wrong(r, "block %d is held by slot %u, where no session is", id, slot);
+		}
 	}
 }
 
