@@ -34,6 +34,20 @@ for turn in range(4):
                           "output_length": 30, "hash_ids": ids}))' > "$trace"
 }
 
+# Prompts that come again and again, one every other request, and long ones that come once in between:
+# what the daemon learns of them, it learns from the lookups of its clients: without, it finds 8600.
+make_flood()
+{
+	python3 -IS -c '
+import json, random
+random.seed(1)
+for i in range(4000):
+    first, n = (100 * random.randrange(40), 5) if i % 2 else (10000 + 20 * i, 20)
+    ids = [first + k for k in range(n)]
+    print(json.dumps({"timestamp": i, "input_length": 512 * len(ids), "output_length": 1,
+                      "hash_ids": ids}))' > "$dir/flood.jsonl"
+}
+
 say "usage"
 expect 2 "$kvbench"
 expect_err '^kvbench: .*--help'
@@ -104,6 +118,22 @@ expect_json
 grep -q kvbench "$dir/out" && fail "a pool of kvbench is still there"
 expect 0 "$kvctl" check
 daemon_stop
+
+say "prompts that come again outlive a flood of those that do not, by what lookups teach"
+make_flood
+for policy in worth lru; do
+	daemon_start --host 64M --policy $policy
+	expect 0 "$kvbench" replay "$dir/flood.jsonl" --capacity 400 --json --socket "$socket"
+	last_is 'x["served"] == 4000 and x["check_errors"] == 0'
+	tail -n 1 "$dir/out" > "$dir/$policy.json"
+	daemon_stop
+done
+found=$(sed -nE 's/.*"blocks_hit": ([0-9]+).*/\1/p' "$dir/worth.json")
+lru=$(sed -nE 's/.*"blocks_hit": ([0-9]+).*/\1/p' "$dir/lru.json")
+say "  $found of 10000 blocks found, $lru with lru"
+if [ "$found" -lt 8900 ] || [ "$found" -lt $((lru * 3 / 2)) ]; then
+	fail "worth found $found blocks, lru $lru"
+fi
 
 say "a daemon of its own, which ends with it"
 expect 0 "$kvbench" replay "$trace" --engines 2 --capacity 2000
