@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Numbered places at which a test can make a process die as by SIGKILL: before and after every step
+ * of a protocol between processes that another one may see half done. Only in builds with
+ * -Dkill_points=true; elsewhere a point compiles to nothing.
+ *
+ *	KV_KILLPOINT(client_op_written);
+ *
+ * What happens is said by the environment, read once by each process:
+ *
+ *   KVCACHED_KILL_POINT=NAME[:N]  die when the point NAME is passed for the N-th time (1)
+ *   KVCACHED_KILL_ONCE=PATH       but only who unlinks the file PATH: of several processes, and of
+ *                                 the successors of one that died, one dies
+ *   KVCACHED_KILL_SEEN=PATH       a file of KV_N_KILLPOINTS bytes: byte i is set to 1 by whoever
+ *                                 passes point i
+ *
+ * A new point is a line of the list below.
+ */
+#ifndef KV_INTERNAL_KILLPOINT_H
+#define KV_INTERNAL_KILLPOINT_H
+
+#define KV_KILLPOINTS(X)           \
+	X(client_connected)        \
+	X(client_greeted)          \
+	X(client_open_sent)        \
+	X(client_opened)           \
+	X(client_mapped)           \
+	X(client_attached)         \
+	X(client_lease_sent)       \
+	X(client_leased)           \
+	X(client_grants_read)      \
+	X(client_grants_taken)     \
+	X(client_taken)            \
+	X(client_want_sent)        \
+	X(client_op_written)       \
+	X(client_op_posted)        \
+	X(client_kick_set)         \
+	X(client_kicked)           \
+	X(client_tokens_written)   \
+	X(client_publish_prepared) \
+	X(client_published)        \
+	X(client_pin_bit_set)      \
+	X(client_pinned)           \
+	X(client_unpinned)         \
+	X(client_twin_pinned)      \
+	X(client_twin_exchanged)   \
+	X(client_given_back)       \
+	X(client_forked)           \
+	X(client_rolled_back)      \
+	X(client_close_sent)       \
+	X(client_closed)
+
+enum kv_killpoint {
+#define KV_KILLPOINT_NUMBER(name) KV_KILLPOINT_##name,
+	KV_KILLPOINTS(KV_KILLPOINT_NUMBER)
+#undef KV_KILLPOINT_NUMBER
+		KV_N_KILLPOINTS
+};
+
+#ifdef KV_KILL_POINTS
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* kv_killpoint_name() - of a number below KV_N_KILLPOINTS */
+const char *kv_killpoint_name(enum kv_killpoint point);
+
+/* kv_killpoint_pass() - returns, or doesn't */
+void kv_killpoint_pass(enum kv_killpoint point);
+
+#ifdef __cplusplus
+}
+#endif
+
+#define KV_KILLPOINT(name) kv_killpoint_pass(KV_KILLPOINT_##name)
+#else
+#define KV_KILLPOINT(name) ((void)KV_KILLPOINT_##name)
+#endif
+
+#endif
