@@ -46,7 +46,7 @@ static int check_component(const struct kv_component *c, uint32_t i)
 				"components[%u].scale: %g given; a positive number is needed, 1 "
 				"where there is no scale",
 				i, (double)c->scale);
-	if (c->dtype != KV_F8_E4M3 && c->scale != 1)
+	if (c->dtype != KV_F8_E4M3 && c->dtype != KV_F8_E5M2 && c->scale != 1)
 		return kv_error(-EINVAL, "components[%u].scale: %g given, but only 8-bit types have "
 				"one: 1 is needed", i, (double)c->scale);
 	if (c->n_rows > KV_MAX_BLOCK_TOKENS || (c->n_rows && c->role == KV_ROLE_STATE))

@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,34 +57,127 @@ const struct kv_attn_backend *kv_attn_find(const char *name, int device)
 	return NULL;
 }
 
+void kv_attn_refuse(const struct kv_attn_backend *backend, const struct kv_attention_args *args,
+		    struct kv_refusals *refusals)
+{
+	struct kv_attention_query query;
+
+	kv_attention_describe(args, &query);
+	kv_attention_refuse(&backend->caps, &query, refusals);
+	if (backend->refuse)
+		backend->refuse(args, refusals);
+}
+
+/* Whether the environment leaves @backend in. */
+static bool allowed(const struct kv_attn_backend *backend, int device)
+{
+	return backend->device == device &&
+	       (!forced[0] || strcmp(forced, backend->name) == 0);
+}
+
+/* Says why none can: each backend's reasons. */
+static int refuse_all(int device, const struct kv_attention_args *args)
+{
+	char text[KV_ERROR_BYTES];
+	size_t n = 0;
+
+	text[0] = 0;
+	for (int i = 0; kv_attn_backends[i] && n + 1 < sizeof(text); i++) {
+		const struct kv_attn_backend *backend = kv_attn_backends[i];
+		struct kv_refusals refusals = {0};
+
+		if (!allowed(backend, device))
+			continue;
+		n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%s: ", n ? "\n" : "",
+				      backend->name);
+		if (n + 1 >= sizeof(text))
+			break;
+		refusals.text = text + n;
+		refusals.room = sizeof(text) - n;
+		kv_attn_refuse(backend, args, &refusals);
+		n = strlen(text);
+	}
+	return kv_error(-ENOTSUP, "%s", text);
+}
+
 /* The first backend of @device (and of the environment's choice) that can run @args, if given. */
 static int choose(int device, const struct kv_attention_args *args,
 		  const struct kv_attn_backend **ret)
 {
-	int r;
+	bool any = false;
 
 	pthread_once(&once, init);
-	if (forced[0] && !kv_attn_find(forced, device))
-		r = kv_error(-ENOTSUP,
-			     "KVCACHED_BACKEND=%s: the device has no such backend; its "
-			     "first is %s",
-			     forced, kv_backend_names((enum kv_device)device)[0] ?: "none");
-	else
-		r = kv_error(-ENOTSUP, "device: this build has no CUDA");
 	for (int i = 0; kv_attn_backends[i]; i++) {
-		const struct kv_attn_backend *backend = kv_attn_backends[i];
+		struct kv_refusals refusals = {0};
 
-		if (backend->device != device)
+		if (!allowed(kv_attn_backends[i], device))
 			continue;
-		if (forced[0] && strcmp(forced, backend->name) != 0)
-			continue;
-		r = args && backend->can_run ? backend->can_run(args) : 0;
-		if (r == 0) {
-			*ret = backend;
+		any = true;
+		if (args)
+			kv_attn_refuse(kv_attn_backends[i], args, &refusals);
+		if (!refusals.bits) {
+			*ret = kv_attn_backends[i];
 			return 0;
 		}
 	}
-	return r;
+	if (any)
+		return refuse_all(device, args);
+	if (forced[0])
+		return kv_error(-ENOTSUP,
+				"KVCACHED_BACKEND=%s: the device has no such backend; its first is "
+				"%s",
+				forced, kv_backend_names((enum kv_device)device)[0] ?: "none");
+	return kv_error(-ENOTSUP, "device: this build has no CUDA");
+}
+
+KV_PUBLIC int kv_attention_caps(enum kv_device device, const char *name,
+				struct kv_attention_caps *ret)
+{
+	const struct kv_attn_backend *backend = kv_attn_find(name, device);
+
+	if (!backend)
+		return kv_error(-ENOENT, "backend: the device has none called %s", name);
+	*ret = backend->caps;
+	ret->size = sizeof(*ret);
+	return 0;
+}
+
+KV_PUBLIC int kv_attention_validate(const char *name, const struct kv_attention_args *args,
+				    uint64_t *ret_reasons, char *text, size_t text_bytes)
+{
+	struct kv_refusals refusals = {.text = text, .room = text_bytes};
+	const struct kv_attn_backend *backend;
+	struct kv_attention_args resolved;
+	int r;
+
+	if (text && text_bytes)
+		text[0] = 0;
+	r = kv_attention_resolve_sizes(args, &resolved);
+	if (r < 0)
+		return r;
+	backend = kv_attn_find(name, resolved.device);
+	if (!backend)
+		return kv_error(-ENOENT, "backend: the device has none called %s", name);
+	kv_attn_refuse(backend, &resolved, &refusals);
+	if (ret_reasons)
+		*ret_reasons = refusals.bits;
+	return refusals.bits ? kv_error(-ENOTSUP, "%s: %s", name, text ? text : "cannot run it") : 0;
+}
+
+KV_PUBLIC int kv_attention_select(const struct kv_attention_args *args, const char **ret_name)
+{
+	const struct kv_attn_backend *backend;
+	struct kv_attention_args resolved;
+	int r;
+
+	r = kv_attention_resolve_sizes(args, &resolved);
+	if (r < 0)
+		return r;
+	r = choose(resolved.device, &resolved, &backend);
+	if (r < 0)
+		return r;
+	*ret_name = backend->name;
+	return 0;
 }
 
 int kv_write_on(const struct kv_attn_backend *backend, const struct kv_write_args *args)
@@ -105,17 +199,22 @@ int kv_write_on(const struct kv_attn_backend *backend, const struct kv_write_arg
 int kv_attention_on(const struct kv_attn_backend *backend, const struct kv_attention_args *args)
 {
 	struct kv_attention_args resolved;
+	char text[KV_ERROR_BYTES];
+	struct kv_refusals refusals = {.text = text, .room = sizeof(text)};
 	int r;
 
 	r = kv_attention_resolve(args, &resolved);
 	if (r < 0)
 		return r;
-	if (!backend)
+	if (!backend) {
 		r = choose(resolved.device, &resolved, &backend);
-	else if (backend->can_run)
-		r = backend->can_run(&resolved);
-	if (r < 0)
-		return r;
+		if (r < 0)
+			return r;
+	} else {
+		kv_attn_refuse(backend, &resolved, &refusals);
+		if (refusals.bits)
+			return kv_error(-ENOTSUP, "%s: %s", backend->name, text);
+	}
 	return resolved.n_seqs && resolved.n_tokens ? backend->attention(&resolved) : 0;
 }
 
@@ -146,13 +245,14 @@ KV_PUBLIC int kv_attention_workspace_bytes(const struct kv_attention_args *args,
 	pthread_once(&once, init);
 	for (int i = 0; kv_attn_backends[i]; i++) {
 		const struct kv_attn_backend *backend = kv_attn_backends[i];
+		struct kv_refusals refusals = {0};
 
-		if (backend->device != a.device ||
-		    (forced[0] && strcmp(forced, backend->name) != 0))
+		if (!allowed(backend, a.device))
 			continue;
 		a.workspace_bytes = backend->workspace_bytes ? backend->workspace_bytes(&a) : 0;
-		a.workspace = ret_bytes; /* some memory: can_run() looks at its size only */
-		if (backend->can_run && backend->can_run(&a) < 0)
+		a.workspace = ret_bytes; /* some memory: backends look at its size only */
+		kv_attn_refuse(backend, &a, &refusals);
+		if (refusals.bits)
 			continue;
 		bytes = a.workspace_bytes;
 		break;

@@ -385,20 +385,16 @@ static int launch(struct attend_params *p, int64_t max_rows, int n_seqs, void *s
 	return kv_launch("attention", kernel, grid, THREADS, shared, stream, *p);
 }
 
-extern "C" int kv_attention_cuda_can_run(const struct kv_attention_args *args)
+extern "C" void kv_attention_cuda_refuse(const struct kv_attention_args *args,
+					 struct kv_refusals *refusals)
 {
 	int64_t max_rows = (int64_t)args->max_query_len * (args->n_heads_q / args->k.n_heads);
 
-	if (args->k.head_dim > 256 || args->v.head_dim > 256)
-		return kv_error(-ENOTSUP,
-				"k.head_dim, v.head_dim: %d, %d given, cuda does up to 256",
-				args->k.head_dim, args->v.head_dim);
 	if ((max_rows / WARPS + 1) * args->n_seqs > INT_MAX)
-		return kv_error(-ENOTSUP,
-				"max_query_len, n_seqs: %d, %d given, their product is too large "
-				"for one launch of cuda",
-				args->max_query_len, args->n_seqs);
-	return 0;
+		kv_refuse(refusals, KV_ATTN_SIZE,
+			  "max_query_len, n_seqs: %d, %d given, their product is too large for one "
+			  "launch",
+			  args->max_query_len, args->n_seqs);
 }
 
 extern "C" int kv_attention_cuda(const struct kv_attention_args *args)

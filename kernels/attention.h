@@ -6,24 +6,37 @@
  * device that can run it, or the one KVCACHED_BACKEND names) -> the backend. A backend is a row of
  * kv_attn_backends[], in backends_cuda.c or its twin for builds without CUDA, backends_host.c.
  *
- * Arguments that reach a backend are resolved: in range, n_seqs, n_tokens and n_pairs > 0,
- * strides and sm_scale filled in; on the host also lengths and tables.
+ * Arguments that reach a backend are resolved: in range, n_seqs, n_tokens and n_pairs > 0, strides,
+ * sm_scale, out_dtype, cp_size and cp_interleave filled in; on the host also lengths and tables.
+ * Fields whose feature is not in its table are unused: 0 or NULL.
  */
 #ifndef KV_KERNELS_ATTENTION_H
 #define KV_KERNELS_ATTENTION_H
 
-#include <kvcached/attention.h>
+#include <kvcached/backend.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+/* Reasons collected so far; @text, of @room bytes, receives their sentences, if it is not NULL. */
+struct kv_refusals {
+	uint64_t bits;
+	char *text;
+	size_t room;
+};
+
+/* kv_refuse() - one more: enum kv_attention_reason, and what was given and what would do */
+void kv_refuse(struct kv_refusals *refusals, int reason, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
 struct kv_attn_backend {
 	const char *name;
 	int device; /* enum kv_device */
+	struct kv_attention_caps caps;
 
-	/* Return: 0, or -ENOTSUP with the reason in kv_error_text(). NULL: runs everything. */
-	int (*can_run)(const struct kv_attention_args *args);
+	/* Reasons that are not in the table's reach: alignment, workspace, the device. NULL: none. */
+	void (*refuse)(const struct kv_attention_args *args, struct kv_refusals *refusals);
 
 	/* Bytes of args->workspace that it needs; NULL: none. */
 	size_t (*workspace_bytes)(const struct kv_attention_args *args);
@@ -49,8 +62,17 @@ int kv_attention_on(const struct kv_attn_backend *backend, const struct kv_atten
 int kv_write_on(const struct kv_attn_backend *backend, const struct kv_write_args *args);
 int kv_copy_blocks_on(const struct kv_attn_backend *backend, const struct kv_copy_args *args);
 
+/* Every reason why @backend can't run @args, which are resolved. */
+void kv_attn_refuse(const struct kv_attn_backend *backend, const struct kv_attention_args *args,
+		    struct kv_refusals *refusals);
+
+/* capability.c: a query against a table; the query of resolved arguments. */
+void kv_attention_refuse(const struct kv_attention_caps *caps,
+			 const struct kv_attention_query *query, struct kv_refusals *refusals);
+void kv_attention_describe(const struct kv_attention_args *args, struct kv_attention_query *ret);
+
 /*
- * check.c: every field of @args, then a copy with defaults filled in.
+ * check.c, check_attention.c: every field of @args, then a copy with defaults filled in.
  * Return: 0; -EINVAL, the text names the field.
  * kv_attention_resolve_sizes() looks at no pointer but those of the views.
  */
@@ -64,9 +86,9 @@ int kv_write_ref(const struct kv_write_args *args);
 int kv_copy_ref(const struct kv_copy_args *args);
 
 /* Launchers, in .cu files; their row stands in backends_cuda.c. */
-int kv_attention_cuda_can_run(const struct kv_attention_args *args);
+void kv_attention_cuda_refuse(const struct kv_attention_args *args, struct kv_refusals *refusals);
 int kv_attention_cuda(const struct kv_attention_args *args);
-int kv_attention_split_can_run(const struct kv_attention_args *args);
+void kv_attention_split_refuse(const struct kv_attention_args *args, struct kv_refusals *refusals);
 size_t kv_attention_split_workspace(const struct kv_attention_args *args);
 int kv_attention_split(const struct kv_attention_args *args);
 int kv_write_cuda(const struct kv_write_args *args);

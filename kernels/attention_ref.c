@@ -16,6 +16,11 @@
 #include "kernels/attention.h"
 #include "kernels/view.h"
 
+#define FEATURES                                                                            \
+	(KV_ATTN_BIT(WINDOW) | KV_ATTN_BIT(NON_CAUSAL) | KV_ATTN_BIT(INVARIANT) |           \
+	 KV_ATTN_BIT(CONNECTOR) | KV_ATTN_BIT(DEVICE_LENGTHS) | KV_ATTN_BIT(SOFTCAP) |      \
+	 KV_ATTN_BIT(LSE))
+
 /* One row: query head @h of the query at position @p of sequence @b, row @t of q and out. */
 struct row {
 	int64_t b;
@@ -118,6 +123,10 @@ static int attention(const struct kv_attention_args *args)
 const struct kv_attn_backend kv_attn_ref = {
 	.name = "ref",
 	.device = KV_DEVICE_HOST,
+	.caps = {.features = FEATURES,
+		 .dtypes = 1u << KV_F32 | 1u << KV_F16 | 1u << KV_BF16,
+		 .kv_dtypes = 1u << KV_F32 | 1u << KV_F16 | 1u << KV_BF16 | 1u << KV_F8_E4M3,
+		 .kinds = 1u << KV_KIND_DECODER | 1u << KV_KIND_ENCODER_ONLY | 1u << KV_KIND_CROSS},
 	.attention = attention,
 	.write = kv_write_ref,
 	.copy = kv_copy_ref,

@@ -7,7 +7,6 @@
 #include "kernels/device/launch.cuh"
 #include "kernels/view.h"
 
-#define MAX_ROWS	 64 /* q_len * group: above, arithmetic is the bound */
 #define MAX_SHARED	 (228 * 1024)
 #define RUN		 16	    /* tokens that must lie in one block */
 #define MIN_TILES	 8	    /* of a part, over the sets of a thread block */
@@ -141,71 +140,55 @@ static bool is_wide(const struct kv_view *view)
 	return bits % 16 == 0;
 }
 
-static int check_views(const struct kv_attention_args *args)
+static void refuse_views(const struct kv_attention_args *args, struct kv_refusals *refusals)
 {
 	const struct kv_view *k = &args->k, *v = &args->v;
 
-	if (k->dtype != v->dtype || (k->dtype != KV_F8_E4M3 && k->dtype != args->dtype) ||
-	    args->dtype == KV_F32)
-		return kv_error(-ENOTSUP,
-				"dtype, k.dtype, v.dtype: %d, %d, %d given, split does f16 or bf16 "
-				"throughout, or with an e4m3 cache",
-				args->dtype, k->dtype, v->dtype);
-	if (k->head_dim != v->head_dim || (k->head_dim != 64 && k->head_dim != 128))
-		return kv_error(-ENOTSUP,
-				"k.head_dim, v.head_dim: %d, %d given, split does 64 or 128",
-				k->head_dim, v->head_dim);
-	if (k->block_tokens % RUN)
-		return kv_error(-ENOTSUP, "k.block_tokens: %d given, split does multiples of %d",
-				k->block_tokens, RUN);
 	if (!is_wide(k) || !is_wide(v) || k->token_stride > MAX_TOKEN_STRIDE ||
 	    v->token_stride > MAX_TOKEN_STRIDE)
-		return kv_error(-ENOTSUP,
-				"k, v: split reads 16 bytes at a time: base and strides must be "
-				"multiples of it, token_stride at most %d",
-				MAX_TOKEN_STRIDE);
-	return 0;
+		kv_refuse(refusals, KV_ATTN_ALIGNMENT,
+			  "k, v: 16 bytes are read at a time: base and strides must be multiples of "
+			  "it, token_stride at most %d",
+			  MAX_TOKEN_STRIDE);
+	if (((uintptr_t)args->q | (uintptr_t)args->out) % 16)
+		kv_refuse(refusals, KV_ATTN_ALIGNMENT, "q, out: multiples of 16 needed");
 }
 
-extern "C" int kv_attention_split_can_run(const struct kv_attention_args *args)
+/* What depends on how the call would be cut; only of sizes that the table allows. */
+static void refuse_split(const struct kv_attention_args *args, struct kv_refusals *refusals)
 {
-	int64_t rows = (int64_t)args->max_query_len * (args->n_heads_q / args->k.n_heads);
 	struct split split;
-	int r, shared;
+	int shared;
 
-	if (args->invariant)
-		return kv_error(-ENOTSUP, "invariant: 1 given, sums of split depend on the batch");
-	if (rows > MAX_ROWS)
-		return kv_error(-ENOTSUP,
-				"max_query_len: %d given, split does up to %d rows: queries times "
-				"query heads of a KV head",
-				args->max_query_len, MAX_ROWS);
-	r = check_views(args);
-	if (r < 0)
-		return r;
-	if (((uintptr_t)args->q | (uintptr_t)args->out) % 16)
-		return kv_error(-ENOTSUP, "q, out: split needs multiples of 16");
-	r = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, &shared);
-	if (r < 0)
-		return r;
+	if (attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, &shared) < 0 ||
+	    split_init(args, &split) < 0) {
+		kv_refuse(refusals, KV_ATTN_DEVICE, "device: %s", kv_error_text());
+		return;
+	}
 	if (shared < MAX_SHARED)
-		return kv_error(
-			-ENOTSUP,
-			"device: it has %d bytes of shared memory a multiprocessor, split needs %d",
-			shared, MAX_SHARED);
-	r = split_init(args, &split);
-	if (r < 0)
-		return r;
+		kv_refuse(refusals, KV_ATTN_DEVICE,
+			  "device: it has %d bytes of shared memory a multiprocessor, %d are needed",
+			  shared, MAX_SHARED);
 	if ((double)args->n_seqs * args->table_width * (args->k.block_tokens / RUN) *
 		    args->k.n_heads / (split.sets * split.n_heads) * split.n_chunks >
 	    INT_MAX)
-		return kv_error(-ENOTSUP, "n_seqs, table_width: %d, %d given, too large for split",
-				args->n_seqs, args->table_width);
+		kv_refuse(refusals, KV_ATTN_SIZE, "n_seqs, table_width: %d, %d given, too large",
+			  args->n_seqs, args->table_width);
 	if (!args->workspace || args->workspace_bytes < workspace_bytes(args, &split))
-		return kv_error(-ENOTSUP, "workspace_bytes: %zu given, split needs %zu",
-				args->workspace ? args->workspace_bytes : 0,
-				workspace_bytes(args, &split));
-	return 0;
+		kv_refuse(refusals, KV_ATTN_WORKSPACE, "workspace_bytes: %zu given, %zu needed",
+			  args->workspace ? args->workspace_bytes : 0,
+			  workspace_bytes(args, &split));
+}
+
+extern "C" void kv_attention_split_refuse(const struct kv_attention_args *args,
+					  struct kv_refusals *refusals)
+{
+	const uint64_t sizes = KV_ATTN_BIT(HEAD_DIM) | KV_ATTN_BIT(DTYPE) | KV_ATTN_BIT(KV_DTYPE) |
+			       KV_ATTN_BIT(BLOCK_TOKENS) | KV_ATTN_BIT(QUERY_ROWS);
+
+	refuse_views(args, refusals);
+	if (!(refusals->bits & sizes))
+		refuse_split(args, refusals);
 }
 
 extern "C" int kv_attention_split(const struct kv_attention_args *args)

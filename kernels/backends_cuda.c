@@ -2,10 +2,20 @@
 /* The backends of a build with CUDA; backends_host.c is the other one of the pair. */
 #include "kernels/attention.h"
 
+#define FEATURES                                                                                \
+	(KV_ATTN_BIT(WINDOW) | KV_ATTN_BIT(NON_CAUSAL) | KV_ATTN_BIT(CONNECTOR) |               \
+	 KV_ATTN_BIT(DEVICE_LENGTHS) | KV_ATTN_BIT(SOFTCAP) | KV_ATTN_BIT(LSE))
+
 const struct kv_attn_backend kv_attn_cuda = {
 	.name = "cuda",
 	.device = KV_DEVICE_CUDA,
-	.can_run = kv_attention_cuda_can_run,
+	.caps = {.features = FEATURES | KV_ATTN_BIT(INVARIANT),
+		 .dtypes = 1u << KV_F32 | 1u << KV_F16 | 1u << KV_BF16,
+		 .kv_dtypes = 1u << KV_F32 | 1u << KV_F16 | 1u << KV_BF16 | 1u << KV_F8_E4M3,
+		 .kinds = 1u << KV_KIND_DECODER | 1u << KV_KIND_ENCODER_ONLY | 1u << KV_KIND_CROSS,
+		 .head_dim_max = 256,
+		 .graph = KV_GRAPH_ALWAYS},
+	.refuse = kv_attention_cuda_refuse,
 	.attention = kv_attention_cuda,
 	.write = kv_write_cuda,
 	.copy = kv_copy_cuda,
@@ -14,7 +24,18 @@ const struct kv_attn_backend kv_attn_cuda = {
 const struct kv_attn_backend kv_attn_split = {
 	.name = "split",
 	.device = KV_DEVICE_CUDA,
-	.can_run = kv_attention_split_can_run,
+	.caps = {.features = FEATURES,
+		 .dtypes = 1u << KV_F16 | 1u << KV_BF16,
+		 .kv_dtypes = 1u | 1u << KV_F8_E4M3,
+		 .kinds = 1u << KV_KIND_DECODER | 1u << KV_KIND_ENCODER_ONLY | 1u << KV_KIND_CROSS,
+		 .head_dims = {64, 128},
+		 .block_tokens = {16},
+		 .capability_min = 90,
+		 .max_query_rows = 64,
+		 .graph = KV_GRAPH_ALWAYS,
+		 .same_head_dims = 1,
+		 .same_kv_dtypes = 1},
+	.refuse = kv_attention_split_refuse,
 	.workspace_bytes = kv_attention_split_workspace,
 	.attention = kv_attention_split,
 	.write = kv_write_cuda,

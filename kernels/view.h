@@ -36,6 +36,30 @@ static inline bool kv_view_is_dense(const struct kv_view *view)
 	       (view->token_stride == row && view->head_stride == row * view->block_tokens);
 }
 
+/*
+ * Of the tokens [0, len) those that lie on @rank of @size, in rounds of @interleave a rank. It is
+ * also the local index of token len, if that lies on the rank, and of the next one that does.
+ */
+KV_HD static inline int64_t kv_local_len(int32_t size, int32_t rank, int32_t interleave, int64_t len)
+{
+	int64_t whole, rest;
+
+	if (size <= 1)
+		return len;
+	whole = len / ((int64_t)interleave * size) * interleave;
+	rest = len - whole * size - (int64_t)rank * interleave;
+	return whole + (rest < 0 ? 0 : rest > interleave ? interleave : rest);
+}
+
+/* The position of local token @j of @rank. */
+KV_HD static inline int64_t kv_global_position(int32_t size, int32_t rank, int32_t interleave,
+					       int64_t j)
+{
+	if (size <= 1)
+		return j;
+	return (j / interleave * size + rank) * interleave + j % interleave;
+}
+
 /* Keys [lo, hi) that the query at position @p sees in a sequence of @len keys. */
 struct kv_span {
 	int64_t lo;

@@ -59,6 +59,32 @@ struct kv_write_args {
  */
 int kv_write(const struct kv_write_args *args);
 
+/*
+ * The first part, up to `stream`, is enough for causal attention over a paged cache. Fields of the
+ * second part are unused while they are 0 or NULL; a caller built against an older header gives a
+ * smaller `size`, and the rest counts as 0. A backend that cannot do what a field asks for is not
+ * used; if none can, kv_attention_validate() (backend.h) has every reason.
+ *
+ * Which keys the query at position p sees, of keys j in [0, seq_len):
+ *	j <= p                           if causal (seq_causal, where given, decides for each sequence)
+ *	p - window_left <= j             if window_left >= 0, or j < window_prefix_lens[b]
+ *	j <= p + window_right            if not causal and window_right > 0
+ *	  or first <= j <= last          with doc_ranges: even a key that the lines above hide; with
+ *	                                 doc_clamped only if also p - window_left <= j
+ *	key_begin <= j < key_end         always
+ * With a tree mask the last q_len keys are the new tokens themselves: row t sees new key i if bit i
+ * of its mask says so, and not by causality; a new token stands at position seq_len - q_len + depth,
+ * depth being the number of bits in its mask less one.
+ *
+ * Scores: x = sm_scale k_scale (q . k); softcap; x += slope_h (j - p); mask. A sink is one more logit
+ * of its query head, neither scaled nor capped, with no value: it grows the denominator of out.
+ *
+ * Cross-attention: seq_lens are the encoder's lengths, causal 0. Layers that share a cache: views of
+ * the layer that was written, and no kv_write(). Decode over parts of the context on several ranks
+ * (cp_size > 1): seq_lens stay global; token j lies on rank (j / cp_interleave) % cp_size, at local
+ * index j / (cp_interleave cp_size) cp_interleave + j % cp_interleave, which is what block_table
+ * covers; combine the ranks' out and lse with kv_merge().
+ */
 struct kv_attention_args {
 	size_t size;
 	int32_t device;	   /* enum kv_device */
@@ -86,6 +112,36 @@ struct kv_attention_args {
 	void *workspace; /* see kv_attention_workspace_bytes(); NULL: only backends that need none
 			  */
 	void *stream;
+
+	/* Second part. */
+	const float *sinks;	   /* [n_heads_q] */
+	const float *alibi_slopes; /* [n_heads_q] */
+	const float *k_scales;	   /* [k.n_heads] in place of k.scale, of 8-bit types */
+	const float *v_scales;
+	struct kv_view k_row_scales; /* f32, head_dim 1: a scale of each (block, token, head), in place
+				      * of k.scale; base NULL: none */
+	struct kv_view v_row_scales;
+	const uint8_t *seq_causal;	   /* [B] 0 or 1, in place of causal */
+	const int32_t *window_prefix_lens; /* [B] keys from 0 on that no window hides */
+	const int32_t *doc_ranges; /* [T, 2] first and last position, -1 -1: none; first >= last: none */
+	const uint32_t *tree_mask; /* [T, tree_words] bit i % 32 of word i / 32: new key i */
+	int32_t tree_words;	   /* 32 * tree_words is at least max_query_len */
+	int32_t doc_clamped;	   /* 1: the window bounds ranges too */
+	int32_t window_right;	   /* > 0, not causal: keys after p that are visible; 0: all */
+	int32_t lse_with_sink;	   /* 1: lse is of the denominator, the sink in it; 0: of the keys */
+	int32_t key_begin;
+	int32_t key_end; /* 0: seq_len */
+	int32_t shared_prefix; /* tokens at the start that all sequences have in the blocks of row 0, a
+				* multiple of block_tokens: read once for all. Of out as if 0 */
+	int32_t cp_size;       /* 0, 1: none */
+	int32_t cp_rank;
+	int32_t cp_interleave; /* 0: 1 */
+	int32_t quantize;      /* 1: q and weights may be rounded to 8 bits; error up to 6e-2 */
+	int32_t out_dtype;     /* 0: dtype; f32 for parts that are merged */
+	int64_t q_token_stride; /* elements; 0: n_heads_q * k.head_dim */
+	int64_t out_token_stride;
+	int64_t lse_token_stride; /* floats; both 0: [T, n_heads_q] */
+	int64_t lse_head_stride;
 };
 
 /**

@@ -9,6 +9,7 @@
 #include <kvcached/sequence.h>
 #include <kvcached/batch.h>
 #include <kvcached/attention.h>
+#include <kvcached/backend.h>
 #include <kvcached/stats.h>
 #include <kvcached/arch.h>
 #include <kvcached/plan.h>

@@ -52,6 +52,7 @@ enum kv_dtype {
 	KV_BF16 = 3,
 	KV_F8_E4M3 = 4, /* 1 sign, 4 exponent, 3 mantissa bits; largest 448; no infinity */
 	KV_BYTES = 5,	/* rows that only their kernel can read: packed values and scales */
+	KV_F8_E5M2 = 6, /* 1 sign, 5 exponent, 2 mantissa bits; largest 57344; written without infinity */
 };
 
 enum kv_device {
@@ -70,6 +71,7 @@ static inline size_t kv_dtype_bytes(int dtype)
 		return 2;
 	case KV_F8_E4M3:
 	case KV_BYTES:
+	case KV_F8_E5M2:
 		return 1;
 	default:
 		return 0;

@@ -18,7 +18,7 @@
 
 /* ---- every byte belongs to one element at most ---- */
 
-static const uint8_t dtypes[] = {KV_F32, KV_F16, KV_BF16, KV_F8_E4M3};
+static const uint8_t dtypes[] = {KV_F32, KV_F16, KV_BF16, KV_F8_E4M3, KV_F8_E5M2};
 
 static void random_layout(struct random *r, struct kv_component *components,
 			  struct kv_layout *layout)
@@ -34,7 +34,7 @@ static void random_layout(struct random *r, struct kv_component *components,
 		components[i] = (struct kv_component){
 			.layer = (uint16_t)(i / 2),
 			.role = (uint8_t)(KV_ROLE_K + random_below(r, 3)),
-			.dtype = dtypes[random_below(r, 4)],
+			.dtype = dtypes[random_below(r, 5)],
 			.n_heads = 1 + random_below(r, 6),
 			.head_dim = 1 + random_below(r, 40),
 			.scale = 1,
@@ -362,7 +362,7 @@ static const struct invalid invalids[] = {
 	{"layout.n_components: 0", LAYOUT(KV_LAYOUT_FLAT, 0, 16, 0)},
 	{"layout.n_components: 1025 given, 1..1024", LAYOUT(KV_LAYOUT_FLAT, 0, 16, 1025)},
 	{"components[1].dtype: 0", COMPONENT(KV_ROLE_V, 0, 2, 64, 1)},
-	{"components[1].dtype: 6", COMPONENT(KV_ROLE_V, 6, 2, 64, 1)},
+	{"components[1].dtype: 7", COMPONENT(KV_ROLE_V, 7, 2, 64, 1)},
 	{"components[1].dtype: 255", COMPONENT(KV_ROLE_V, 255, 2, 64, 1)},
 	{"components[1].role: 0", COMPONENT(0, KV_F16, 2, 64, 1)},
 	{"components[1].role: 7", COMPONENT(7, KV_F16, 2, 64, 1)},

@@ -346,14 +346,14 @@ static bool all_bytes(const void *p, int byte, size_t n)
 bool problem_can_run(const struct problem *p, const struct kv_attn_backend *backend)
 {
 	struct kv_attention_args args = p->args, resolved;
+	struct kv_refusals refusals = {0};
 	int r;
 
 	args.out = args.workspace; /* not written to, and apart from q */
 	r = kv_attention_resolve_sizes(&args, &resolved);
 	ck_assert_msg(r == 0, "%d, %s", r, kv_error_text());
-	r = backend->can_run ? backend->can_run(&resolved) : 0;
-	ck_assert_msg(r == 0 || r == -ENOTSUP, "%s: %d, %s", backend->name, r, kv_error_text());
-	return r == 0;
+	kv_attn_refuse(backend, &resolved, &refusals);
+	return !refusals.bits;
 }
 
 void problem_run(struct problem *p, const struct kv_attn_backend *backend, void **ret_out,
@@ -473,6 +473,7 @@ const struct kv_attn_backend *const *problem_backends(void)
 			backends[n++] = kv_attn_backends[i];
 	for (int i = 1; buffer_device == KV_DEVICE_HOST && kv_simd_sets()[i]; i++) {
 		lesser[i - 1].name = kv_simd_sets()[i]->name;
+		lesser[i - 1].caps = kv_attn_cpu.caps;
 		lesser[i - 1].device = KV_DEVICE_HOST;
 		backends[n++] = &lesser[i - 1];
 	}
