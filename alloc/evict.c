@@ -115,7 +115,7 @@ bool kv_books_is_held(const struct kv_books *b, int32_t id)
 /* Takes a block without children out of reach, for kv_books_evict(). False: it's held. */
 static bool withdraw(struct kv_books *b, int32_t id)
 {
-	int32_t parent = b->books[id].parent;
+	int32_t parent;
 
 	if (kv_books_is_held(b, id))
 		return false;
@@ -124,15 +124,15 @@ static bool withdraw(struct kv_books *b, int32_t id)
 		kv_books_set_state(b, id, KV_BLOCK_CACHED, 0);
 		return false;
 	}
-	if (parent >= 0 && !--b->books[parent].n_children && !b->books[parent].in_lru)
+	parent = kv_books_unlink_child(b, id);
+	if (parent >= 0 && !b->books[parent].n_children && !b->books[parent].in_lru)
 		kv_books_enlist(b, parent);
 	return true;
 }
 
 static void put_back(struct kv_books *b, struct kv_heap_item item)
 {
-	if (b->books[item.id].parent >= 0)
-		b->books[b->books[item.id].parent].n_children++;
+	kv_books_link_child(b, item.id);
 	kv_books_set_state(b, item.id, KV_BLOCK_CACHED, 0);
 	push_lru(b, item.id, item.stamp);
 }

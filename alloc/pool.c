@@ -17,13 +17,22 @@ int kv_books_init(struct kv_books *b, const struct kv_shm_pool *head, uint64_t *
 	b->next_serial = 1;
 	b->policy = kv_policies[1];
 	b->books = calloc(head->id_limit, sizeof(*b->books));
-	return b->books ? 0 : -ENOMEM;
+	if (!b->books || kv_space_init(&b->space, head->id_limit, head->block_bytes, 0) < 0)
+		return -ENOMEM;
+	return 0;
+}
+
+int kv_books_set_extents(struct kv_books *b, uint64_t extent_bytes)
+{
+	assert(!b->n_total);
+	kv_space_deinit(&b->space);
+	return kv_space_init(&b->space, b->head->id_limit, b->head->block_bytes, extent_bytes);
 }
 
 void kv_books_deinit(struct kv_books *b)
 {
 	free(b->books);
-	free(b->free_ids);
+	kv_space_deinit(&b->space);
 	free(b->lru.items);
 	free(b->victims);
 	kv_ghosts_deinit(&b->ghosts);
@@ -45,28 +54,23 @@ void kv_books_push_free(struct kv_books *b, int32_t id)
 {
 	b->books[id].generation++;
 	kv_books_set_state(b, id, KV_BLOCK_FREE, 0);
-	assert(b->n_free < b->free_room);
-	b->free_ids[b->n_free++] = id;
+	kv_space_release(&b->space, id);
+	b->n_free++;
 }
 
 int kv_books_add(struct kv_books *b, int32_t id)
 {
 	assert(kv_books_is_absent(b, id));
-	if (b->n_total == b->free_room) {
-		uint32_t room = b->free_room ? b->free_room * 2 : 256;
-		void *ids = realloc(b->free_ids, (size_t)room * sizeof(*b->free_ids));
-
-		if (!ids)
-			return -ENOMEM;
-		b->free_ids = ids;
-		b->free_room = room;
-	}
+	kv_space_add(&b->space, id);
 	if (id == b->head->null_block) {
+		kv_space_use(&b->space, id);
 		kv_books_set_state(b, id, KV_BLOCK_NULL, 0);
 		return 0;
 	}
+	b->books[id].generation++;
+	kv_books_set_state(b, id, KV_BLOCK_FREE, 0);
 	b->n_total++;
-	kv_books_push_free(b, id);
+	b->n_free++;
 	return 0;
 }
 
@@ -82,28 +86,36 @@ bool kv_books_is_free(const struct kv_books *b, int32_t id)
 
 void kv_books_remove(struct kv_books *b, int32_t first, int32_t n)
 {
-	uint32_t kept = 0;
-
-	for (uint32_t i = 0; i < b->n_free; i++) {
-		int32_t id = b->free_ids[i];
-
-		if (id >= first && id < first + n)
-			kv_books_set_state(b, id, KV_BLOCK_ABSENT, 0);
-		else
-			b->free_ids[kept++] = id;
+	for (int32_t id = first; id < first + n && (uint32_t)id < b->head->id_limit; id++) {
+		if (!kv_books_is_free(b, id))
+			continue;
+		kv_books_set_state(b, id, KV_BLOCK_ABSENT, 0);
+		kv_space_remove(&b->space, id);
+		b->n_total--;
+		b->n_free--;
 	}
-	b->n_total -= b->n_free - kept;
-	b->n_free = kept;
+}
+
+void kv_books_give_extent(struct kv_books *b, uint32_t i)
+{
+	int32_t first, end;
+
+	kv_space_blocks(&b->space, i, &first, &end);
+	kv_books_remove(b, first, end - first);
+	kv_space_own(&b->space, i, false);
 }
 
 void kv_books_grant(struct kv_books *b, uint32_t slot, uint32_t n, int32_t *ret_ids)
 {
 	assert(n <= b->n_free);
 	for (uint32_t i = 0; i < n; i++) {
-		ret_ids[i] = b->free_ids[--b->n_free];
+		ret_ids[i] = kv_space_pick(&b->space);
+		kv_space_use(&b->space, ret_ids[i]);
 		kv_books_set_state(b, ret_ids[i], KV_BLOCK_LEASED, (uint16_t)slot);
 	}
+	b->n_free -= n;
 	b->n_leased += n;
+	b->n_leased_by[slot] += n;
 	b->n_granted += n;
 }
 
@@ -124,6 +136,7 @@ int kv_books_give(struct kv_books *b, uint32_t slot, int32_t id)
 		return -EINVAL;
 	if (is_leased_by(&b->books[id], slot)) {
 		b->n_leased--;
+		b->n_leased_by[slot]--;
 		kv_books_push_free(b, id);
 		return 0;
 	}
@@ -180,6 +193,37 @@ static bool resolve_parent(const struct kv_books *b, uint32_t slot, const struct
 	       (!op->parent_serial || op->parent_serial == book->serial);
 }
 
+int32_t kv_books_link_child(struct kv_books *b, int32_t id)
+{
+	struct kv_book *book = &b->books[id], *parent;
+
+	if (book->parent < 0)
+		return -1;
+	parent = &b->books[book->parent];
+	book->next_sibling = parent->n_children++ ? parent->first_child : -1;
+	book->prev_sibling = -1;
+	if (book->next_sibling >= 0)
+		b->books[book->next_sibling].prev_sibling = id;
+	parent->first_child = id;
+	return book->parent;
+}
+
+int32_t kv_books_unlink_child(struct kv_books *b, int32_t id)
+{
+	struct kv_book *book = &b->books[id];
+
+	if (book->parent < 0)
+		return -1;
+	if (book->prev_sibling >= 0)
+		b->books[book->prev_sibling].next_sibling = book->next_sibling;
+	else
+		b->books[book->parent].first_child = book->next_sibling;
+	if (book->next_sibling >= 0)
+		b->books[book->next_sibling].prev_sibling = book->prev_sibling;
+	b->books[book->parent].n_children--;
+	return book->parent;
+}
+
 int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 {
 	struct kv_key key = { op->key_lo, op->key_hi };
@@ -218,9 +262,10 @@ int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 	book->parent_serial = parent_serial;
 	book->serial = b->next_serial++;
 	book->n_children = 0;
+	book->first_child = -1;
 	book->depth = 0;
+	kv_books_link_child(b, op->id);
 	if (parent >= 0) {
-		b->books[parent].n_children++;
 		b->books[parent].went_on = true;
 		book->depth = b->books[parent].depth + 1;
 	}
@@ -235,19 +280,49 @@ int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 	kv_books_set_state(b, op->id, KV_BLOCK_CACHED, 0);
 	kv_books_enlist(b, op->id);
 	b->n_leased--;
+	b->n_leased_by[slot]--;
 	b->n_cached++;
 	b->n_published++;
 	return KV_PUBLISHED;
 }
 
+static bool has_used(const struct kv_space_extent *e)
+{
+	return e->n_used;
+}
+
+static bool was_touched(const struct kv_space_extent *e)
+{
+	return e->touched;
+}
+
+/* The next block after @id that begins in an extent of which @is_wanted; -1: none. */
+static int32_t next_in(const struct kv_books *b, int32_t id,
+		       bool (*is_wanted)(const struct kv_space_extent *e))
+{
+	const struct kv_space *s = &b->space;
+
+	for (id++; (uint32_t)id < b->head->id_limit; id++) {
+		uint32_t i = kv_space_first(s, id);
+		int32_t first, end;
+
+		if (is_wanted(&s->extents[i]))
+			return id;
+		kv_space_blocks(s, i, &first, &end);
+		id = end - 1 > id ? end - 1 : id;
+	}
+	return -1;
+}
+
 void kv_books_quarantine(struct kv_books *b, uint32_t slot)
 {
-	for (uint32_t i = 0; i < b->head->id_limit; i++) {
+	for (int32_t i = -1; b->n_leased_by[slot] && (i = next_in(b, i, has_used)) >= 0;) {
 		if (!is_leased_by(&b->books[i], slot))
 			continue;
 		b->n_leased--;
+		b->n_leased_by[slot]--;
 		b->n_quarantined++;
-		kv_books_set_state(b, (int32_t)i, KV_BLOCK_QUARANTINED, (uint16_t)slot);
+		kv_books_set_state(b, i, KV_BLOCK_QUARANTINED, (uint16_t)slot);
 	}
 }
 
@@ -255,19 +330,19 @@ void kv_books_forget(struct kv_books *b, uint32_t slot)
 {
 	uint64_t bit = (uint64_t)1 << slot % 64;
 
-	for (uint32_t i = 0; i < b->head->id_limit; i++) {
+	/* A bit has no effect on a block that isn't cached, but must not wait for the slot's next owner. */
+	for (int32_t i = -1; (i = next_in(b, i, was_touched)) >= 0;) {
 		struct kv_book *book = &b->books[i];
 
-		if (book->state == KV_BLOCK_ABSENT)
-			continue;
-		if (kv_load_relaxed(holder_word(b, (int32_t)i, slot)) & bit)
-			kv_and_release(holder_word(b, (int32_t)i, slot), ~bit);
+		if (kv_load_relaxed(holder_word(b, i, slot)) & bit)
+			kv_and_release(holder_word(b, i, slot), ~bit);
 		if (is_leased_by(book, slot)) {
 			b->n_leased--;
-			kv_books_push_free(b, (int32_t)i);
+			b->n_leased_by[slot]--;
+			kv_books_push_free(b, i);
 		} else if (book->state == KV_BLOCK_QUARANTINED && book->owner == slot) {
 			b->n_quarantined--;
-			kv_books_push_free(b, (int32_t)i);
+			kv_books_push_free(b, i);
 		}
 	}
 }
@@ -276,20 +351,17 @@ uint32_t kv_books_count(const struct kv_books *b, uint32_t *leased, uint32_t *he
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < b->head->id_limit; i++) {
-		const struct kv_book *book = &b->books[i];
+	if (leased)
+		memcpy(leased, b->n_leased_by, sizeof(b->n_leased_by));
+	for (int32_t i = -1; (i = next_in(b, i, has_used)) >= 0;) {
+		if (b->books[i].state != KV_BLOCK_CACHED)
+			continue;
+		n += kv_books_is_held(b, i);
+		for (uint32_t w = 0; held && w < KV_HOLDER_WORDS; w++) {
+			uint64_t bits = kv_load_relaxed(&b->descriptors[i].holders[w]);
 
-		if (book->state == KV_BLOCK_LEASED || book->state == KV_BLOCK_TWIN) {
-			if (leased)
-				leased[book->owner]++;
-		} else if (book->state == KV_BLOCK_CACHED) {
-			n += kv_books_is_held(b, (int32_t)i);
-			for (uint32_t w = 0; held && w < KV_HOLDER_WORDS; w++) {
-				uint64_t bits = kv_load_relaxed(&b->descriptors[i].holders[w]);
-
-				for (; bits; bits &= bits - 1)
-					held[w * 64 + (uint32_t)__builtin_ctzll(bits)]++;
-			}
+			for (; bits; bits &= bits - 1)
+				held[w * 64 + (uint32_t)__builtin_ctzll(bits)]++;
 		}
 	}
 	return n;

@@ -26,6 +26,7 @@
 #include "alloc/ghost.h"
 #include "alloc/heap.h"
 #include "alloc/prefix.h"
+#include "alloc/space.h"
 #include "alloc/worth.h"
 #include "include/internal/shm.h"
 
@@ -43,6 +44,8 @@ struct kv_book {
 	uint16_t n_uses; /* CACHED: after the first; 65535 and more are one */
 	uint32_t depth;	 /* CACHED: blocks before it in its chain */
 	uint64_t last;	 /* CACHED: kv_books::now when it was last published or found */
+	/* CACHED: a list of the blocks cached behind it, and its place in its parent's; -1: none */
+	int32_t first_child, next_sibling, prev_sibling;
 };
 
 struct kv_books;
@@ -66,8 +69,7 @@ struct kv_books {
 	struct kv_shm_block *descriptors;
 	struct kv_prefix prefix;
 	struct kv_book *books; /* [id_limit] */
-	int32_t *free_ids;     /* stack; exactly the blocks that are FREE */
-	uint32_t free_room;
+	struct kv_space space; /* exactly the blocks that are FREE, and who is where in the extents */
 	struct kv_heap lru; /* CACHED blocks: all without children, and parents not yet taken out */
 	struct kv_heap_item *victims; /* scratch of kv_books_evict(), [n_victims_room] */
 	uint32_t n_victims_room;
@@ -78,6 +80,7 @@ struct kv_books {
 	uint64_t now;	     /* counts uses of blocks */
 	uint32_t refresh_in; /* evictions */
 	uint32_t n_total, n_free, n_leased, n_cached, n_quarantined;
+	uint32_t n_leased_by[KV_MAX_SESSIONS]; /* LEASED and TWIN, by slot */
 	uint64_t n_published, n_duplicates, n_evicted, n_granted;
 };
 
@@ -93,12 +96,19 @@ int kv_books_init(struct kv_books *b, const struct kv_shm_pool *head, uint64_t *
 		  void *shared);
 void kv_books_deinit(struct kv_books *b);
 
+/**
+ * kv_books_set_extents() - blocks lie in extents of @extent_bytes, a power of two; none is the pool's yet
+ *
+ * Before the first block is added; otherwise all blocks lie in one. Return: 0 or -ENOMEM.
+ */
+int kv_books_set_extents(struct kv_books *b, uint64_t extent_bytes);
+
 /* kv_books_add() - an absent id becomes a free block; the first one of all the null block. -ENOMEM */
 int kv_books_add(struct kv_books *b, int32_t id);
 bool kv_books_is_absent(const struct kv_books *b, int32_t id);
 bool kv_books_is_free(const struct kv_books *b, int32_t id);
 
-/* kv_books_remove() - all ids of a range that are FREE become absent; call when all are */
+/* kv_books_remove() - all ids of a range that are FREE become absent */
 void kv_books_remove(struct kv_books *b, int32_t first, int32_t n);
 
 /* kv_books_grant() - lease @n <= n_free blocks to @slot */
@@ -132,6 +142,9 @@ void kv_books_quarantine(struct kv_books *b, uint32_t slot);
 
 /* kv_books_forget() - @slot's session is over and quiet: free its leases, clear its holder bits */
 void kv_books_forget(struct kv_books *b, uint32_t slot);
+
+/* kv_books_give_extent() - extent @i, which no block in use touches, leaves: its blocks are absent */
+void kv_books_give_extent(struct kv_books *b, uint32_t i);
 
 /* Counts for stats, by a walk. @leased, @held: [KV_MAX_SESSIONS] or NULL; returns cached and held */
 uint32_t kv_books_count(const struct kv_books *b, uint32_t *leased, uint32_t *held);

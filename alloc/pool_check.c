@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Proves the books of a pool: states against counters, stack, heap, index, chains and mirror. */
+/* Proves the books of a pool: states against counters, free bits, heap, index, chains and mirror. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,14 +91,6 @@ static void check_lists(const struct kv_books *b, uint32_t n_indexed, uint32_t *
 {
 	uint32_t n_in_lru = 0;
 
-	for (uint32_t i = 0; i < b->n_free; i++) {
-		int32_t id = b->free_ids[i];
-
-		if (b->books[id].state != KV_BLOCK_FREE)
-			wrong(r, "block %d is in the free stack but not free", id);
-		if (seen[id]++)
-			wrong(r, "block %d is in the free stack twice", id);
-	}
 	for (uint32_t i = 0; i < b->lru.n; i++) {
 		int32_t id = b->lru.items[i].id;
 
@@ -113,6 +105,39 @@ static void check_lists(const struct kv_books *b, uint32_t n_indexed, uint32_t *
 		wrong(r, "%u blocks are in the eviction order, the books say %u", b->lru.n, n_in_lru);
 	if (n_indexed != b->n_cached)
 		wrong(r, "%u blocks are in the index, %u are cached", n_indexed, b->n_cached);
+}
+
+/* Children by their lists: each has its parent, and there are as many as the parent says. */
+static void check_children(const struct kv_books *b, int32_t id, struct report *r)
+{
+	const struct kv_book *book = &b->books[id];
+	uint32_t n = 0;
+
+	for (int32_t c = book->n_children ? book->first_child : -1; c >= 0 && n <= book->n_children;
+	     c = b->books[c].next_sibling, n++) {
+		if (b->books[c].state != KV_BLOCK_CACHED || b->books[c].parent != id)
+			wrong(r, "block %d is listed as a child of block %d, and isn't", c, id);
+	}
+	if (n != book->n_children)
+		wrong(r, "block %d lists %u children of %u", id, n, book->n_children);
+}
+
+static void check_space(const struct kv_books *b, struct report *r)
+{
+	bool *used = calloc(b->head->id_limit, sizeof(*used));
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; used && i < b->head->id_limit; i++) {
+		bool is_free = b->books[i].state == KV_BLOCK_FREE;
+
+		used[i] = !is_free && b->books[i].state != KV_BLOCK_ABSENT;
+		if (is_free != kv_space_is_free(&b->space, (int32_t)i))
+			wrong(r, "block %u is %sfree, the bits say otherwise", i, is_free ? "" : "not ");
+	}
+	n = used ? kv_space_check(&b->space, used) : 1;
+	if (n)
+		wrong(r, "%u counts of blocks in extents are wrong", n);
+	free(used);
 }
 
 uint64_t kv_books_check(const struct kv_books *b, const bool *live, char *text, size_t size)
@@ -131,7 +156,10 @@ uint64_t kv_books_check(const struct kv_books *b, const bool *live, char *text, 
 		if (b->books[i].state == KV_BLOCK_CACHED && b->books[i].n_children != children[i])
 			wrong(&r, "block %u has %u cached children, the books say %u", i,
 			      children[i], b->books[i].n_children);
+		else if (b->books[i].state == KV_BLOCK_CACHED)
+			check_children(b, (int32_t)i, &r);
 	}
+	check_space(b, &r);
 	memset(children, 0, b->head->id_limit * sizeof(*children));
 	for (uint64_t i = 0; i < (uint64_t)b->prefix.n_buckets * KV_BUCKET_WORDS; i++)
 		n_indexed += b->prefix.words[i] != 0;

@@ -9,6 +9,10 @@
 void kv_books_set_state(struct kv_books *b, int32_t id, uint8_t state, uint16_t owner);
 void kv_books_push_free(struct kv_books *b, int32_t id); /* the generation moves on */
 
+/* pool.c: a cached block stands in its parent's list of children, or leaves it. Return: the parent */
+int32_t kv_books_link_child(struct kv_books *b, int32_t id);
+int32_t kv_books_unlink_child(struct kv_books *b, int32_t id);
+
 /* evict.c: does any session hold it? */
 bool kv_books_is_held(const struct kv_books *b, int32_t id);
 /* evict.c: a block is published anew, and may have been here before */

@@ -101,6 +101,14 @@ static uint64_t lacking(const struct kv_pool *pool, uint32_t n)
 	return n > pool->books.n_free ? n - pool->books.n_free : 0;
 }
 
+/* Extents that were taken become the pool's. */
+static void own(struct kv_pool *pool, uint32_t first, uint32_t n)
+{
+	pool->n_extents += n;
+	for (uint32_t i = first; i < first + n; i++)
+		kv_space_own(&pool->books.space, i, true);
+}
+
 /* Step 1. Takes runs of clean extents until @n blocks are free or there are no more. */
 static int grow(struct kv_pool *pool, uint32_t n)
 {
@@ -123,7 +131,7 @@ static int grow(struct kv_pool *pool, uint32_t n)
 		if (!got)
 			return 0;
 		kv_extents_take(e, pool->gpu_mask, first, got, (uint32_t)pool->id);
-		pool->n_extents += got;
+		own(pool, first, got);
 		if (add_blocks(pool, first, got) < 0)
 			return -ENOMEM;
 		if (pool->books.n_total == before)
@@ -132,28 +140,19 @@ static int grow(struct kv_pool *pool, uint32_t n)
 	return 0;
 }
 
-/* Gives back extents in which every block is free. Return: how many. */
+/* Gives back extents that no block in use touches. Return: how many. */
 static uint32_t shed(struct kv_pool *pool, uint32_t n)
 {
-	struct kv_extents *e = &pool->daemon->extents;
-	uint32_t gpu = (uint32_t)__builtin_ctz(pool->gpu_mask), done = 0;
-	uint32_t keep = extents_for(pool, pool->min_bytes);
+	uint32_t keep = extents_for(pool, pool->min_bytes), done = 0;
+	int32_t i;
 
-	for (uint32_t i = 0; i < e->n[gpu] && done < n && pool->n_extents > keep; i++) {
-		uint64_t first = (uint64_t)i * e->bytes / pool->block_bytes;
-		uint64_t end = ((uint64_t)(i + 1) * e->bytes + pool->block_bytes - 1) /
-			       pool->block_bytes;
-		bool empty = kv_extents_owned(e, gpu, i, (uint32_t)pool->id);
-
-		for (uint64_t id = first; empty && id < end && id < pool->head->id_limit; id++)
-			empty = kv_books_is_free(&pool->books, (int32_t)id) ||
-				kv_books_is_absent(&pool->books, (int32_t)id);
-		if (!empty)
-			continue;
-		kv_books_remove(&pool->books, (int32_t)first, (int32_t)(end - first));
-		kv_extents_give(e, pool->gpu_mask, i, 1);
+	for (; done < n && pool->n_extents > keep; done++) {
+		i = kv_space_spare(&pool->books.space);
+		if (i < 0)
+			break;
+		kv_books_give_extent(&pool->books, (uint32_t)i);
+		kv_extents_give(&pool->daemon->extents, pool->gpu_mask, (uint32_t)i, 1);
 		pool->n_extents--;
-		done++;
 	}
 	return done;
 }
@@ -261,6 +260,10 @@ int kv_capacity_begin(struct kv_pool *pool)
 	uint64_t start = pool->first_extent * pool->daemon->extents.bytes;
 
 	if (!pool->slab_blocks) {
+		if (kv_books_set_extents(&pool->books, pool->daemon->extents.bytes) < 0)
+			return -ENOMEM;
+		pool->n_extents = 0;
+		own(pool, pool->first_extent, first_extents(pool));
 		pool->head->null_block =
 			(int32_t)((start + pool->block_bytes - 1) / pool->block_bytes);
 		return add_blocks(pool, pool->first_extent, pool->n_extents);

@@ -296,8 +296,8 @@ static void corrupt(int what)
 	case 4:
 		w->n_total++;
 		break;
-	case 5: /* a free block named twice in the stack */
-		w->free_ids[0] = w->free_ids[1];
+	case 5: /* a free block of which the bits know nothing */
+		w->space.free[0] &= w->space.free[0] - 1;
 		break;
 	case 6: /* a client writes a descriptor's word */
 		w->descriptors[7].word ^= 1;
@@ -306,7 +306,7 @@ static void corrupt(int what)
 		kv_prefix_remove(&w->prefix, c.keys[1], c.ids[1]);
 		break;
 	case 8: /* a block is in the index and not cached */
-		kv_prefix_insert(&w->prefix, c.keys[0], w->free_ids[0]);
+		kv_prefix_insert(&w->prefix, c.keys[0], kv_space_pick(&w->space));
 		break;
 	case 9: /* a parent that isn't cached any more */
 		w->books[c.ids[1]].serial++;
