@@ -28,7 +28,9 @@ static uint32_t daemon_stats(struct kv_daemon *d, uint32_t first, uint32_t n, vo
 	copy_text(s->event_loop_why, sizeof(s->event_loop_why), kv_loop_why(d->loop));
 	copy_text(s->heap, sizeof(s->heap), kv_heap_name());
 	s->boot_nonce = d->boot_nonce;
-	s->pid = (uint64_t)getpid();
+	s->pid = (uint64_t)getppid();
+	s->worker_pid = (uint64_t)getpid();
+	s->worker_restarts = d->keeping.restarts;
 	s->uptime_ns = (uint64_t)(kv_now() - d->started_ns);
 	s->n_gpus = d->n_gpus;
 	s->n_pools = d->n_pools;

@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Starting and stopping: arenas, loop, movers, the socket. */
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include "daemon/daemon.h"
 #include "daemon/heap.h"
@@ -22,8 +19,6 @@
 #define MIB ((uint64_t)1 << 20)
 #define ACCEPTS_A_TURN 32
 #define ACCEPT_PAUSE (50 * KV_MSEC)
-#define IN_USE_TRIES 3
-#define IN_USE_MS 1000
 
 /* Extents: 2 MiB, or what cuts the largest arena into about 4,096. */
 static uint64_t extent_size(const uint64_t *arena_bytes, uint32_t n)
@@ -84,67 +79,6 @@ static int make_arenas(struct kv_daemon *d)
 	return kv_extents_init(&d->extents, n, bytes, extent_size(bytes, n), c->host);
 }
 
-/*
- * Makes room for our socket: one that nobody listens on goes, one in use is refused. A daemon that was
- * killed may seem to listen for a moment: the kernel winds up an io_uring after its process, and
- * what the ring waited for takes connections until then.
- */
-static int clear_socket(const struct sockaddr_un *address)
-{
-	const char *path = address->sun_path;
-
-	for (int i = 0; i < IN_USE_TRIES; i++) {
-		kv_cleanup(kv_closep) int fd =
-			socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-		struct pollfd hangup = { .fd = fd };
-		struct stat st;
-
-		if (fd < 0)
-			return -errno;
-		if (connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0) {
-			/* A file that is no socket answers in the same way; it is somebody's. */
-			if (errno == EAGAIN) /* its queue is full */
-				break;
-			if (errno == ECONNREFUSED && !lstat(path, &st) && S_ISSOCK(st.st_mode))
-				unlink(path);
-			return 0;
-		}
-		if (!poll(&hangup, 1, IN_USE_MS))
-			break;
-	}
-	return kv_error(-EADDRINUSE, "--socket: another daemon listens on '%s'", path);
-}
-
-static int listen_on(const struct kv_config *c, int *ret)
-{
-	kv_cleanup(kv_closep) int fd = -1;
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	mode_t mask;
-	int r;
-
-	if (strlen(c->socket) >= sizeof(address.sun_path))
-		return kv_error(-ENAMETOOLONG, "--socket: '%s' has %zu bytes, at most %zu are allowed",
-				c->socket, strlen(c->socket), sizeof(address.sun_path) - 1);
-	strcpy(address.sun_path, c->socket);
-	r = clear_socket(&address);
-	if (r < 0)
-		return r;
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0)
-		return -errno;
-
-	/* It has its mode from the first moment on. */
-	mask = umask(0777 & ~(mode_t)c->socket_mode);
-	r = bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ? -errno : 0;
-	umask(mask);
-	if (r < 0)
-		return kv_error(r, "--socket: '%s': %s", c->socket, strerror(-r));
-	if (listen(fd, 256) < 0)
-		return -errno;
-	*ret = kv_steal_fd(&fd);
-	return 0;
-}
-
 static void on_connection(uint32_t events, void *arg)
 {
 	struct kv_daemon *d = arg;
@@ -193,7 +127,8 @@ static void on_signal(const struct signalfd_siginfo *info, void *arg)
 {
 	struct kv_daemon *d = arg;
 
-	kv_log(KV_LOG_INFO, "signal %u: stopping", info->ssi_signo);
+	/* The keeper has said so, if it sent it. If not, it starts another worker. */
+	kv_log(KV_LOG_DEBUG, "worker: signal %u", info->ssi_signo);
 	d->stopping = true;
 	kv_loop_stop(d->loop);
 }
@@ -254,6 +189,21 @@ static void raise_fd_limit(void)
 	}
 }
 
+/* Without its keeper nothing would restart this process, or hold its memory: it ends in good order. */
+static void keeper_ended(uint32_t events, void *arg)
+{
+	struct kv_daemon *d = arg;
+	char byte;
+
+	(void)events;
+	if (kv_socket_receive(d->keeping.fd, &byte, sizeof(byte), NULL, 0, NULL, 1) == -EAGAIN)
+		return;
+	kv_log(KV_LOG_ERROR, "the keeper has died: stopping, the memory goes back as clients end");
+	d->keeper_watch = kv_watch_free(d->keeper_watch);
+	d->stopping = true;
+	kv_loop_stop(d->loop);
+}
+
 int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 {
 	int r;
@@ -269,12 +219,17 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 		return kv_error(-EIO, "getrandom: %s", strerror(errno));
 	raise_fd_limit();
 	signal(SIGPIPE, SIG_IGN);
+	prctl(PR_SET_NAME, "kvcached-worker");
 
 	/* From here on signals wait until the loop runs: one that came now would leave files behind. */
 	r = start_loop(d);
-	/* The socket next: a second daemon must not take memory before it finds out. */
 	if (!r)
-		r = listen_on(&d->config, &d->listen_fd);
+		r = kv_keeping_begin(&d->keeping, config->keeper_fd, &d->listen_fd);
+	if (!r)
+		r = kv_loop_watch(d->loop, d->keeping.fd, KV_LOOP_IN, keeper_ended, d,
+				  &d->keeper_watch);
+	if (!r)
+		r = kv_wishes_read(d->config.wishes);
 	if (!r)
 		r = make_arenas(d);
 	if (!r)
@@ -287,6 +242,8 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 		r = kv_loop_watch(d->loop, d->listen_fd, KV_LOOP_IN, on_connection, d,
 				  &d->listen_watch);
 	if (!r)
+		r = kv_keeping_ready(&d->keeping);
+	if (!r)
 		kv_log(KV_LOG_INFO, "listening on %s", d->config.socket);
 	return r;
 }
@@ -294,8 +251,6 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 void kv_daemon_stop(struct kv_daemon *d)
 {
 	d->listen_watch = kv_watch_free(d->listen_watch);
-	if (d->listen_fd >= 0)
-		unlink(d->config.socket);
 	d->listen_fd = kv_close(d->listen_fd);
 	while (!kv_link_is_alone(&d->peers))
 		kv_peer_free(kv_container_of(d->peers.next, struct kv_peer, link));
@@ -305,6 +260,8 @@ void kv_daemon_stop(struct kv_daemon *d)
 	}
 	while (!kv_link_is_alone(&d->pools))
 		kv_pool_free(kv_container_of(d->pools.next, struct kv_pool, link));
+	kv_watch_free(d->keeper_watch);
+	kv_keeping_end(&d->keeping);
 	kv_timer_free(d->accept_timer);
 	kv_timer_free(d->waiter_timer);
 	kv_signals_free(d->signals);

@@ -2,6 +2,8 @@
 /*
  * What the worker process owns, and who does what with it.
  *
+ *   keeper.h: the process that starts this one, and holds what must outlive it
+ *
  *   kv_daemon -- gpus[] -- arena, mover           device_*.c, mover.c
  *      |    `--- extents                          alloc/extent.h; capacity.c decides
  *      |-- peers  (connections)                   peer.c: messages in and out, life and death
@@ -21,6 +23,7 @@
 #include "alloc/extent.h"
 #include "alloc/pool.h"
 #include "daemon/device.h"
+#include "daemon/keeping.h"
 #include "daemon/loop.h"
 #include "include/internal/list.h"
 #include "include/internal/shm.h"
@@ -33,6 +36,7 @@ struct kv_pool;
 struct kv_session;
 
 struct kv_config {
+	int keeper_fd; /* the worker's end of its socket; -1 in the keeper */
 	const char *socket;	/* path */
 	uint32_t socket_mode;
 	uint32_t max_clients;
@@ -61,6 +65,8 @@ struct kv_gpu_unit {
 struct kv_daemon {
 	struct kv_config config;
 	struct kv_loop *loop;
+	struct kv_keeping keeping;
+	struct kv_watch *keeper_watch;
 	int listen_fd;
 	struct kv_watch *listen_watch;
 	struct kv_signals *signals;
@@ -78,7 +84,7 @@ struct kv_daemon {
 	bool stopping; /* a signal said so */
 };
 
-/* daemon.c: arenas, movers, socket. 0, or negative with a text that names the cause. */
+/* daemon.c: arenas, movers, clients. 0, or negative with a text that names the cause. */
 int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config);
 void kv_daemon_stop(struct kv_daemon *d);
 

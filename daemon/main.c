@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvcached: the command line. daemon.h says what the process is made of. */
+/*
+ * kvcached: the command line, for each of its processes: the keeper (keeper.h), which people start,
+ * the worker (daemon.h) and movers (mover.h).
+ */
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
@@ -8,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "daemon/daemon.h"
+#include "daemon/keeper.h"
 #include "daemon/log.h"
 #include "include/internal/error.h"
 #include "include/internal/paths.h"
@@ -139,7 +143,7 @@ static int parse_policy(const char *text, struct kv_config *c)
 }
 
 enum option_id { GPUS = 256, HOST, RESERVE, POOL, EXPORT, GRANULE, SOCKET, SOCKET_MODE, EVENT_LOOP,
-		 POLICY, MAX_CLIENTS, LOG_LEVEL, HELP, VERSION, MOVER };
+		 POLICY, MAX_CLIENTS, LOG_LEVEL, HELP, VERSION, SHM_VERSION, MOVER, WORKER };
 
 static const struct option options[] = {
 	{ "gpus", required_argument, NULL, GPUS },
@@ -156,7 +160,10 @@ static const struct option options[] = {
 	{ "log-level", required_argument, NULL, LOG_LEVEL },
 	{ "help", no_argument, NULL, HELP },
 	{ "version", no_argument, NULL, VERSION },
-	{ "mover", required_argument, NULL, MOVER }, /* how the worker starts one; not for people */
+	/* Not for people: what a worker asks another program, and how these processes start. */
+	{ "shm-version", no_argument, NULL, SHM_VERSION },
+	{ "mover", required_argument, NULL, MOVER },
+	{ "worker", required_argument, NULL, WORKER },
 	{ 0 },
 };
 
@@ -210,6 +217,13 @@ static int take_option(int id, const char *arg, struct kv_config *c, bool *gpus_
 	case MOVER:
 		r = parse_number("--mover", arg, 10, 1 << 20, &n);
 		return r < 0 ? r : kv_mover_main((int)n) + 1;
+	case WORKER:
+		r = parse_number("--worker", arg, 10, 1 << 20, &n);
+		c->keeper_fd = (int)n;
+		return r;
+	case SHM_VERSION:
+		printf("%s\n", KV_SHM_VERSION);
+		return EXIT_DONE + 1;
 	case HELP:
 		fputs(help, stdout);
 		return EXIT_DONE + 1;
@@ -262,7 +276,7 @@ static int serve(const struct kv_config *config)
 int main(int argc, char **argv)
 {
 	static struct kv_link wishes = { &wishes, &wishes };
-	struct kv_config config = { .socket_mode = 0660, .max_clients = 1024, .n_gpus = 1,
+	struct kv_config config = { .keeper_fd = -1, .socket_mode = 0660, .max_clients = 1024, .n_gpus = 1,
 				    .reserve_share = 0.9, .policy = kv_policies[0],
 				    .wishes = &wishes };
 	char path[KV_SOCKET_PATH_MAX];
@@ -285,9 +299,12 @@ int main(int argc, char **argv)
 		return EXIT_USAGE;
 	}
 	r = config.socket ? 0 : default_socket(&config, path);
-	if (r >= 0)
-		r = kv_wishes_read(&wishes);
-	r = r < 0 ? said(r) : serve(&config);
+	if (r < 0)
+		r = said(r);
+	else if (config.keeper_fd < 0)
+		r = kv_keeper_run(config.socket, config.socket_mode, argc, argv);
+	else
+		r = serve(&config);
 	kv_wishes_free(&wishes);
-	return r < 0 ? EXIT_FAILED : EXIT_DONE;
+	return r < 0 ? EXIT_FAILED : r;
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -76,6 +77,16 @@ static void run_child(int fd, pid_t parent)
 	_exit(1);
 }
 
+/* Before it is given an arena the keeper can tell when it has ended: keeper.h. */
+static int deposit(struct kv_mover *m)
+{
+	kv_cleanup(kv_closep) int pidfd = (int)syscall(SYS_pidfd_open, m->pid, 0);
+
+	if (pidfd < 0)
+		return -errno;
+	return kv_keeping_put(&m->daemon->keeping, KV_DEPOSIT_MOVER, (uint64_t)m->pid, &pidfd, 1);
+}
+
 static void on_message(uint32_t events, void *arg);
 
 static int spawn(struct kv_mover *m)
@@ -92,6 +103,8 @@ static int spawn(struct kv_mover *m)
 	kv_close(pair[1]);
 	m->fd = pair[0];
 	if (!r)
+		r = deposit(m);
+	if (!r)
 		r = send_arena(m->fd, m->daemon->gpus[m->gpu].arena);
 	if (!r)
 		r = kv_loop_watch(m->daemon->loop, m->fd, KV_LOOP_IN, on_message, m, &m->watch);
@@ -107,6 +120,7 @@ static void end(struct kv_mover *m)
 	if (m->pid > 0) {
 		kill(m->pid, SIGKILL);
 		waitpid(m->pid, NULL, 0);
+		kv_keeping_drop(&m->daemon->keeping, KV_DEPOSIT_MOVER, (uint64_t)m->pid);
 	}
 	m->pid = 0;
 	m->ready = false;

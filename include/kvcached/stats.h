@@ -21,7 +21,9 @@ struct kv_daemon_stats {
 	char event_loop_why[96]; /* why not io_uring; "" otherwise */
 	char heap[16];		  /* "jemalloc" or "libc" */
 	uint64_t boot_nonce;
-	uint64_t pid;
+	uint64_t pid; /* of the process that was started, the keeper */
+	uint64_t worker_pid;
+	uint64_t worker_restarts; /* workers before this one that had served */
 	uint64_t uptime_ns;
 	uint64_t n_gpus;
 	uint64_t n_pools;

@@ -229,12 +229,12 @@ START_TEST(blocks_at_hand_are_taken_and_given_without_the_daemon)
 		must(kv_blocks_give(large, 16, ids));
 	}
 	must(kv_ping(client, TIMEOUT));
-	ck_assert_int_eq(kill(daemon_pid(), SIGSTOP), 0);
+	ck_assert_int_eq(kill(daemon_worker(), SIGSTOP), 0);
 	for (int i = 0; i < 10000; i++) {
 		expect(!kv_blocks_take(large, 16, ids, 0), "%s", kv_error_text());
 		expect(!kv_blocks_give(large, 16, ids), "%s", kv_error_text());
 	}
-	ck_assert_int_eq(kill(daemon_pid(), SIGCONT), 0);
+	ck_assert_int_eq(kill(daemon_worker(), SIGCONT), 0);
 	must(kv_ping(client, TIMEOUT));
 	books_balance(client);
 	kv_pool_close(large);
@@ -375,10 +375,10 @@ START_TEST(a_stopped_daemon_holds_nobody_longer_than_the_deadline)
 	struct kv_pool *other = pool_new(client, "pool", 0);
 	int64_t start = now_ns();
 
-	ck_assert_int_eq(kill(daemon_pid(), SIGSTOP), 0);
+	ck_assert_int_eq(kill(daemon_worker(), SIGSTOP), 0);
 	ck_assert_int_eq(kv_ping(client, 100 * KV_MSEC), -ETIMEDOUT);
 	ck_assert_int_lt(now_ns() - start, 2 * KV_SEC);
-	ck_assert_int_eq(kill(daemon_pid(), SIGCONT), 0);
+	ck_assert_int_eq(kill(daemon_worker(), SIGCONT), 0);
 	/* The answer that comes too late is not taken for that of a later call. */
 	must(kv_ping(client, TIMEOUT));
 	books_balance(client);

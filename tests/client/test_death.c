@@ -199,13 +199,13 @@ static uint32_t n_memfds(void)
 	uint32_t n = 0;
 	DIR *dir;
 
-	snprintf(path, sizeof(path), "/proc/%d/fd", daemon_pid());
+	snprintf(path, sizeof(path), "/proc/%d/fd", daemon_worker());
 	dir = opendir(path);
 	ck_assert_ptr_nonnull(dir);
 	while ((e = readdir(dir))) {
 		ssize_t size;
 
-		snprintf(path, sizeof(path), "/proc/%d/fd/%s", daemon_pid(), e->d_name);
+		snprintf(path, sizeof(path), "/proc/%d/fd/%s", daemon_worker(), e->d_name);
 		size = readlink(path, target, sizeof(target));
 		n += size > 7 && !memcmp(target, "/memfd:", 7);
 	}

@@ -28,11 +28,6 @@ engine()
 		> "$dir/$name.text" 2> "$dir/$name.stats" < /dev/null
 }
 
-descriptors()
-{
-	find "/proc/$daemon_pid/fd" -mindepth 1 | wc -l
-}
-
 # The killed one's session ends when its process is gone.
 until_no_session()
 {

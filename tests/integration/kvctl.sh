@@ -102,7 +102,7 @@ both stats
 json_is 'set(x) == {"daemon", "gpus", "pools", "sessions"}'
 json_is "sorted(x['daemon']) == sorted($(fields_of kv_daemon_stats))"
 json_is "sorted(x['gpus'][0]) == sorted($(fields_of kv_gpu_stats))"
-json_is "x['daemon']['pid'] == $daemon_pid"
+json_is "x['daemon']['pid'] == $daemon_pid and x['daemon']['worker_pid'] == $(worker_pid)"
 json_is "x['daemon']['event_loop'] in ('io_uring', 'epoll')"
 [ -z "${KV_TEST_EVENT_LOOP:-}" ] || json_is "x['daemon']['event_loop'] == '$KV_TEST_EVENT_LOOP'"
 json_is "x['gpus'][0]['export_kind'] == 'host' and x['gpus'][0]['bytes_arena'] == 256 << 20"
@@ -184,11 +184,11 @@ both pool list
 json_is 'x == []'
 
 say "a daemon that doesn't answer: 1, in time"
-kill -STOP "$daemon_pid"
+kill -STOP "$(worker_pid)"
 start=$(date +%s%N)
 refused 1 '.' --timeout 0.3 ping
 [ $(($(date +%s%N) - start)) -lt 5000000000 ] || fail "a timeout of 0.3 s took longer than 2.5 s"
-kill -CONT "$daemon_pid"
+kill -CONT "$(worker_pid)"
 
 say "an answer that can't be written: 1"
 "$kvctl" stats > /dev/full 2> "$dir/err"

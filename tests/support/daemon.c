@@ -125,26 +125,75 @@ void daemon_start_with(const char *const *options)
 	}
 }
 
-static uint32_t children(pid_t *ret)
+static uint32_t children_of(pid_t of, pid_t *ret)
 {
 	char path[64];
 	uint32_t n = 0;
 	FILE *f;
 
-	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", pid, pid);
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", of, of);
 	f = fopen(path, "r");
-	ck_assert_ptr_nonnull(f);
-	while (n < MAX_CHILDREN && fscanf(f, "%d", &ret[n]) == 1)
+	while (f && n < MAX_CHILDREN && fscanf(f, "%d", &ret[n]) == 1)
 		n++;
-	fclose(f);
+	if (f)
+		fclose(f);
 	return n;
+}
+
+/* A dead one counts as gone also while nobody has waited for it. */
+static bool is_gone(pid_t process)
+{
+	char path[64], line[256] = "";
+	const char *state;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", process);
+	f = fopen(path, "r");
+	if (!f)
+		return true;
+	if (!fgets(line, sizeof(line), f))
+		line[0] = 0;
+	fclose(f);
+	state = strrchr(line, ')');
+	return !state || state[2] == 'Z' || state[2] == 'X';
+}
+
+/* Its name is set when it runs; orphans of a worker before it have others. */
+static pid_t find_worker(void)
+{
+	pid_t list[MAX_CHILDREN];
+	uint32_t n = children_of(pid, list);
+
+	for (uint32_t i = 0; i < n; i++) {
+		char path[64], name[32] = "";
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/%d/comm", list[i]);
+		f = fopen(path, "r");
+		if (f && fgets(name, sizeof(name), f) && !strcmp(name, "kvcached-worker\n") &&
+		    !is_gone(list[i])) {
+			fclose(f);
+			return list[i];
+		}
+		if (f)
+			fclose(f);
+	}
+	return 0;
+}
+
+pid_t daemon_worker(void)
+{
+	pid_t worker;
+
+	wait_until((worker = find_worker()));
+	return worker;
 }
 
 uint32_t daemon_children(void)
 {
 	pid_t list[MAX_CHILDREN];
 
-	return children(list);
+	return children_of(daemon_worker(), list);
 }
 
 void daemon_ended(void)
@@ -156,10 +205,20 @@ void daemon_ended(void)
 	expect(access(socket_path, F_OK) < 0, "kvcached left %s behind", socket_path);
 }
 
+/* Worker and movers. */
+static uint32_t all_processes(pid_t *ret)
+{
+	uint32_t n = children_of(pid, ret), direct = n;
+
+	for (uint32_t i = 0; i < direct && n < MAX_CHILDREN; i++)
+		n += children_of(ret[i], ret + n);
+	return n;
+}
+
 void daemon_stop(void)
 {
-	pid_t list[MAX_CHILDREN];
-	uint32_t n = children(list);
+	pid_t list[2 * MAX_CHILDREN];
+	uint32_t n = all_processes(list);
 
 	ck_assert_int_eq(kill(pid, SIGTERM), 0);
 	daemon_ended();
@@ -170,9 +229,23 @@ void daemon_stop(void)
 
 void daemon_kill(void)
 {
+	pid_t list[2 * MAX_CHILDREN];
+	uint32_t n = all_processes(list);
+
 	ck_assert_int_eq(kill(pid, SIGKILL), 0);
 	ck_assert_int_eq(exit_status(pid, DEADLINE_MS), 128 + SIGKILL);
+	for (uint32_t i = 0; i < n; i++)
+		wait_until(is_gone(list[i]));
 	pid = 0;
+}
+
+pid_t daemon_kill_worker(void)
+{
+	pid_t worker = daemon_worker();
+
+	ck_assert_int_eq(kill(worker, SIGKILL), 0);
+	wait_until(is_gone(worker));
+	return worker;
 }
 
 int daemon_refused_with(char *ret_text, size_t size, const char *const *options)
@@ -197,13 +270,13 @@ int daemon_refused_with(char *ret_text, size_t size, const char *const *options)
 	return status;
 }
 
-uint32_t daemon_fds(void)
+static uint32_t fds_of(pid_t of)
 {
 	char path[64];
 	uint32_t n = 0;
 	DIR *dir;
 
-	snprintf(path, sizeof(path), "/proc/%d/fd", pid);
+	snprintf(path, sizeof(path), "/proc/%d/fd", of);
 	dir = opendir(path);
 	ck_assert_ptr_nonnull(dir);
 	while (readdir(dir))
@@ -212,18 +285,28 @@ uint32_t daemon_fds(void)
 	return n;
 }
 
-uint64_t daemon_rss(void)
+uint32_t daemon_fds(void)
+{
+	return fds_of(pid) + fds_of(daemon_worker());
+}
+
+static uint64_t rss_of(pid_t of)
 {
 	unsigned long long size, resident = 0;
 	char path[64];
 	FILE *f;
 
-	snprintf(path, sizeof(path), "/proc/%d/statm", pid);
+	snprintf(path, sizeof(path), "/proc/%d/statm", of);
 	f = fopen(path, "r");
 	ck_assert_ptr_nonnull(f);
 	ck_assert_int_eq(fscanf(f, "%llu %llu", &size, &resident), 2);
 	fclose(f);
 	return resident * 4096;
+}
+
+uint64_t daemon_rss(void)
+{
+	return rss_of(pid) + rss_of(daemon_worker());
 }
 
 static int remove_entry(const char *path, const struct stat *st, int flag, struct FTW *ftw)

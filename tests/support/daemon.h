@@ -41,12 +41,16 @@ void daemon_stop(void);
 /* daemon_ended() - it was told to stop, by a signal: wait for it, and likewise */
 void daemon_ended(void);
 
-/* daemon_kill() - SIGKILL; what a crash leaves behind stays */
+/* daemon_kill() - SIGKILL for its keeper; its worker has ended as well on return, files stay */
 void daemon_kill(void);
+
+/* daemon_kill_worker() - SIGKILL for its worker alone. Return: the pid it had. */
+pid_t daemon_kill_worker(void);
 
 const char *daemon_socket(void);
 const char *daemon_folder(void); /* the program's, removed at its end */
-pid_t daemon_pid(void);
+pid_t daemon_pid(void);	   /* of its keeper, which ends with it */
+pid_t daemon_worker(void); /* of its worker; waits until there is one */
 
 /**
  * daemon_refused() - start one that must not start
@@ -60,9 +64,9 @@ int daemon_refused_with(char *ret_text, size_t size, const char *const *options)
 
 /* ---- what the daemon uses ---- */
 
-uint32_t daemon_fds(void);	/* open descriptors */
-uint64_t daemon_rss(void);	/* resident bytes */
-uint32_t daemon_children(void); /* processes */
+uint32_t daemon_fds(void);	/* open descriptors of keeper and worker */
+uint64_t daemon_rss(void);	/* resident bytes of both */
+uint32_t daemon_children(void); /* processes of the worker: movers */
 
 /* Growth of memory that is none: a heap keeps some of what was freed, a sanitizer most of it. */
 #ifndef __has_feature

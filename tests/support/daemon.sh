@@ -15,7 +15,9 @@
 #	$build $dir $socket $kvctl	build folder, the test's folder, the daemon's socket, kvctl
 #	daemon_start [ARG...]		start kvcached and wait until it answers; $daemon_pid
 #	daemon_stop			SIGTERM; it must end with 0 and take its socket file along
-#	daemon_kill			SIGKILL; what a crash leaves behind stays
+#	daemon_kill			SIGKILL for its keeper; what a crash leaves behind stays
+#	worker_pid			the pid of its worker
+#	descriptors			how many files keeper and worker have open
 #	expect STATUS COMMAND...	run it; its words stand in $dir/out and $dir/err
 #	expect_out REGEX, expect_err REGEX, expect_json	what the last `expect` wrote
 #	expect_soon SECONDS COMMAND...	the command succeeds before the time is over
@@ -119,6 +121,28 @@ daemon_stop()
 	daemon_pid=
 	[ $status -eq 0 ] || fail "kvcached ended with $status after SIGTERM"
 	[ ! -e "$socket" ] || fail "kvcached left $socket behind"
+}
+
+worker_pid()
+{
+	local deadline=$((SECONDS + daemon_deadline)) pid name
+
+	# By its name: an orphan of a worker before it may still be there.
+	while ((SECONDS < deadline)); do
+		for pid in $(cat "/proc/$daemon_pid/task/$daemon_pid/children" 2> /dev/null); do
+			read -r name 2> /dev/null < "/proc/$pid/comm" || continue
+			[ "$name" = kvcached-worker ] || continue
+			echo "$pid"
+			return
+		done
+		sleep 0.01
+	done
+	fail "kvcached has no worker"
+}
+
+descriptors()
+{
+	find "/proc/$daemon_pid/fd" "/proc/$(worker_pid)/fd" -mindepth 1 | wc -l
 }
 
 daemon_kill()

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The socket that clients connect to: made once, by the keeper, for all workers. */
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/keeper.h"
+#include "include/internal/cleanup.h"
+#include "include/internal/error.h"
+
+#define IN_USE_TRIES 3
+#define IN_USE_MS    1000
+
+/*
+ * Makes room for our socket: one that nobody listens on goes, one in use is refused. A daemon that was
+ * killed may seem to listen for a moment: the kernel winds up an io_uring after its process, and
+ * what the ring waited for takes connections until then.
+ */
+static int clear_socket(const struct sockaddr_un *address)
+{
+	const char *path = address->sun_path;
+
+	for (int i = 0; i < IN_USE_TRIES; i++) {
+		kv_cleanup(kv_closep) int fd =
+			socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		struct pollfd hangup = { .fd = fd };
+		struct stat st;
+
+		if (fd < 0)
+			return -errno;
+		if (connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0) {
+			/* A file that is no socket answers in the same way; it is somebody's. */
+			if (errno == EAGAIN) /* its queue is full */
+				break;
+			if (errno == ECONNREFUSED && !lstat(path, &st) && S_ISSOCK(st.st_mode))
+				unlink(path);
+			return 0;
+		}
+		if (!poll(&hangup, 1, IN_USE_MS))
+			break;
+	}
+	return kv_error(-EADDRINUSE, "--socket: another daemon listens on '%s'", path);
+}
+
+int kv_keeper_listen(const char *path, uint32_t mode, int *ret)
+{
+	kv_cleanup(kv_closep) int fd = -1;
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	mode_t mask;
+	int r;
+
+	if (strlen(path) >= sizeof(address.sun_path))
+		return kv_error(-ENAMETOOLONG, "--socket: '%s' has %zu bytes, at most %zu are allowed",
+				path, strlen(path), sizeof(address.sun_path) - 1);
+	strcpy(address.sun_path, path);
+	r = clear_socket(&address);
+	if (r < 0)
+		return r;
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return -errno;
+
+	/* It has its mode from the first moment on. */
+	mask = umask(0777 & ~(mode_t)mode);
+	r = bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ? -errno : 0;
+	umask(mask);
+	if (r < 0)
+		return kv_error(r, "--socket: '%s': %s", path, strerror(-r));
+	if (listen(fd, 256) < 0)
+		return -errno;
+	*ret = kv_steal_fd(&fd);
+	return 0;
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The worker's side of the keeper (keeper.h): what it was handed, and what it puts down. A call waits
+ * only while the keeper is stopped, and then at most 30 s.
+ */
+#ifndef KV_DAEMON_KEEPING_H
+#define KV_DAEMON_KEEPING_H
+
+#include "daemon/keeper.h"
+
+/* What the worker was handed. */
+struct kv_keeping {
+	int fd;	       /* of the keeper */
+	uint32_t restarts;
+	struct kv_link found; /* kv_deposit::link: what there was at the start, until it is adopted */
+};
+
+/* kv_keeping_begin() - receive all up to START. 0; negative with text */
+int kv_keeping_begin(struct kv_keeping *k, int fd, int *ret_listen_fd);
+void kv_keeping_end(struct kv_keeping *k);
+
+/* The descriptors stay the caller's. 0; negative: the keeper is gone, or does not read */
+int kv_keeping_put(struct kv_keeping *k, uint32_t kind, uint64_t id, const int *fds, uint32_t n_fds);
+void kv_keeping_drop(struct kv_keeping *k, uint32_t kind, uint64_t id);
+int kv_keeping_ready(struct kv_keeping *k);
+int kv_keeping_binary(struct kv_keeping *k, int fd);
+
+#endif
