@@ -285,9 +285,19 @@ static uint32_t fds_of(pid_t of)
 	return n;
 }
 
+/* The keeper gets what the worker sends it a moment later: counted when nothing changes any more. */
 uint32_t daemon_fds(void)
 {
-	return fds_of(pid) + fds_of(daemon_worker());
+	uint32_t n = 0, same = 0;
+
+	while (same < 10) {
+		uint32_t now = fds_of(pid) + fds_of(daemon_worker());
+
+		same = now == n ? same + 1 : 0;
+		n = now;
+		sleep_ms(1);
+	}
+	return n;
 }
 
 static uint64_t rss_of(pid_t of)

@@ -125,11 +125,12 @@ daemon_stop()
 
 worker_pid()
 {
-	local deadline=$((SECONDS + daemon_deadline)) pid name
+	local deadline=$((SECONDS + daemon_deadline)) pid name pids
 
 	# By its name: an orphan of a worker before it may still be there.
 	while ((SECONDS < deadline)); do
-		for pid in $(cat "/proc/$daemon_pid/task/$daemon_pid/children" 2> /dev/null); do
+		read -ra pids 2> /dev/null < "/proc/$daemon_pid/task/$daemon_pid/children"
+		for pid in "${pids[@]}"; do
 			read -r name 2> /dev/null < "/proc/$pid/comm" || continue
 			[ "$name" = kvcached-worker ] || continue
 			echo "$pid"
