@@ -54,9 +54,14 @@ static int collect_grants(struct kv_pool *pool)
 	if (n < 0)
 		return lost(pool, kv_error(-EPROTO, "daemon: its ring of grants makes no sense"));
 	for (; n; n--) {
-		int r = kv_magazine_push(
-			pool, pool->grants[pool->grant_tail & (pool->grant_capacity - 1)]);
+		kv_block_id id = pool->grants[pool->grant_tail & (pool->grant_capacity - 1)];
+		int r;
 
+		/* Pages that somebody writes who must not cost this session, and nothing more. */
+		if ((uint32_t)id >= pool->head.id_limit)
+			return lost(pool, kv_error(-EPROTO, "daemon: it granted block %d, ids are "
+						   "below %u", id, pool->head.id_limit));
+		r = kv_magazine_push(pool, id);
 		if (r < 0)
 			return r;
 		pool->grant_tail++;

@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whatever four clients may send, post, write and leave undone, in any order: the daemon answers or
+ * drops them, its books balance, nothing stays open. wire_input.h has the form of the input,
+ * wire_mutator.c makes new ones. Under libFuzzer (clang):
+ *
+ *	meson setup build-fuzz -Dfuzz=true -Db_sanitize=address,undefined -Db_lundef=false \
+ *		-Djemalloc=disabled -Dcuda=disabled
+ *	build-fuzz/tests/fuzz/fuzz_wire -max_len=16384 -dict=tests/fuzz/wire.dict new
+ *tests/fuzz/corpus_wire
+ *
+ * Without it, a program that replays the files and folders it is given.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+#include "include/internal/cleanup.h"
+#include "include/internal/ring.h"
+#include "include/internal/socket.h"
+#include "tests/fuzz/inside.h"
+#include "tests/fuzz/wire_input.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static struct connection {
+	int fd; /* -1: not connected */
+	uint64_t peer;
+	uint32_t tag;
+	void *blocks; /* mapped when POOL_OPENED has been read */
+	struct kv_shm_session *session;
+	uint64_t blocks_bytes, session_bytes;
+} connections[N_CONNECTIONS];
+
+static char scribbled[KV_NAME_MAX]; /* the pool whose pages somebody wrote; "" none, "*" several */
+
+static void unmap(struct connection *c)
+{
+	if (c->blocks)
+		munmap(c->blocks, c->blocks_bytes);
+	if (c->session)
+		munmap(c->session, c->session_bytes);
+	c->blocks = c->session = NULL;
+}
+
+static void disconnect(struct connection *c)
+{
+	c->fd = kv_close(c->fd);
+	unmap(c);
+	inside_step();
+}
+
+static void *map(int fd, uint64_t bytes)
+{
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+	inside_must(p != MAP_FAILED, "mmap of %llu bytes: %m", (unsigned long long)bytes);
+	return p;
+}
+
+/* The pages a client gets, and that it can neither shrink, grow nor seal anew; nor write the index.
+ */
+static void take_pages(struct connection *c, const struct kv_msg_pool_opened *msg, const int *fds)
+{
+	unmap(c);
+	for (int i = 0; i < 3; i++)
+		inside_must(ftruncate(fds[i], 0) < 0 && ftruncate(fds[i], (off_t)1 << 30) < 0,
+			    "pages %d can be made smaller or larger", i);
+	inside_must(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0) == MAP_FAILED,
+		    "the index can be written");
+	c->blocks_bytes = msg->blocks_bytes;
+	c->session_bytes = msg->session_bytes;
+	c->blocks = map(fds[1], c->blocks_bytes);
+	c->session = map(fds[2], c->session_bytes);
+}
+
+static void read_answers(struct connection *c)
+{
+	static uint64_t buffer[KV_WIRE_MAX / sizeof(uint64_t)];
+	const struct kv_wire_head *head = (const void *)buffer;
+	const struct kv_msg_error *error = (const void *)buffer;
+	int fds[KV_WIRE_MAX_FDS];
+	uint32_t n_fds;
+	int64_t n;
+
+	while (c->fd >= 0 && (n = kv_socket_receive(c->fd, buffer, sizeof(buffer), fds,
+						    KV_WIRE_MAX_FDS, &n_fds, 1)) > 0) {
+		inside_must((uint64_t)n >= sizeof(*head) && head->magic == KV_WIRE_MAGIC &&
+				    head->version == KV_WIRE_VERSION && head->size == n,
+			    "an answer of %lld bytes makes no sense", (long long)n);
+		if (head->type == KV_MSG_POOL_OPENED && n_fds == 3)
+			take_pages(c, (const void *)buffer, fds);
+		if (head->type == KV_MSG_ERROR)
+			inside_must(error->error < 0 && memchr(error->text, 0, KV_WIRE_TEXT),
+				    "an error without a number or an end");
+		while (n_fds)
+			kv_close(fds[--n_fds]);
+	}
+}
+
+/* Descriptors for a message: files, sockets, and a memfd that is too short for anything. */
+static uint32_t make_fds(int *fds, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		fds[i] = i % 2 ? memfd_create("fuzz", MFD_CLOEXEC)
+			       : open("/dev/null", O_RDWR | O_CLOEXEC);
+		inside_must(fds[i] >= 0, "descriptor: %m");
+	}
+	return n;
+}
+
+static void send_message(struct connection *c, const uint8_t *payload, size_t bytes)
+{
+	static uint8_t packet[KV_WIRE_MAX * 2];
+	struct kv_wire_head *head = (void *)packet;
+	struct step_message how;
+	size_t size;
+	int fds[8];
+	uint32_t n;
+
+	if (bytes < sizeof(how) || c->fd < 0)
+		return;
+	memcpy(&how, payload, sizeof(how));
+	payload += sizeof(how);
+	bytes -= sizeof(how);
+	if (how.flags & STEP_RAW) {
+		memcpy(packet, payload, bytes);
+		size = bytes;
+	} else {
+		size = sizeof(*head) + bytes;
+		kv_wire_init(head, how.type, (uint32_t)size, ++c->tag);
+		memcpy(packet + sizeof(*head), payload, bytes);
+		head->version += (how.flags & STEP_VERSION) != 0;
+		head->size += (how.flags & STEP_SIZE) != 0;
+	}
+	n = make_fds(fds, how.n_fds % 8);
+	if (size)
+		kv_socket_send(c->fd, packet, size, fds, n, 1);
+	while (n)
+		kv_close(fds[--n]);
+	if (!(how.flags & STEP_QUIET))
+		inside_step();
+}
+
+/* The name of the pool that a connection has open; NULL: none. */
+static const char *pool_of(const struct kv_daemon *d, const struct connection *c)
+{
+	for (struct kv_link *l = d->peers.next; l != &d->peers; l = l->next) {
+		struct kv_peer *peer = kv_container_of(l, struct kv_peer, link);
+
+		if (peer->id == c->peer && peer->session)
+			return peer->session->pool->name;
+	}
+	return NULL;
+}
+
+static void scribble(const struct kv_daemon *d, struct connection *c, const uint8_t *payload,
+		     size_t bytes)
+{
+	const char *name = pool_of(d, c);
+	struct step_scribble s;
+	uint64_t size;
+	char *at;
+
+	if (bytes < sizeof(s) || !c->session)
+		return;
+	memcpy(&s, payload, sizeof(s));
+	s.bytes %= 9;
+	at = s.where % 2 ? c->blocks : (void *)c->session;
+	size = s.where % 2 ? c->blocks_bytes : c->session_bytes;
+	memcpy(at + s.offset % (size - 8), &s.value, s.bytes);
+	/* Who was cut off still has the pages. */
+	if (s.where % 2)
+		strcpy(scribbled, name && (!scribbled[0] || !strcmp(scribbled, name)) ? name : "*");
+}
+
+static void post_op(struct connection *c, const uint8_t *payload, size_t bytes)
+{
+	struct kv_shm_session *s = c->session;
+	struct kv_op op = {0};
+	uint64_t at;
+
+	if (!s)
+		return;
+	memcpy(&op, payload, bytes < sizeof(op) ? bytes : sizeof(op));
+	at = s->ops_offset + (uint64_t)(s->ops.head & 4095) * sizeof(op);
+	if (at % sizeof(op) || at > c->session_bytes - sizeof(op))
+		return;
+	memcpy((char *)s + at, &op, sizeof(op));
+	kv_ring_post(&s->ops, s->ops.head + 1);
+}
+
+static void do_step(struct kv_daemon *d, const struct step *step, const uint8_t *payload)
+{
+	struct connection *c = &connections[step->connection % N_CONNECTIONS];
+	uint16_t ms = 0;
+
+	switch (step->kind % N_STEP_KINDS) {
+	case STEP_MESSAGE:
+		send_message(c, payload, step->bytes);
+		break;
+	case STEP_CONNECT:
+		disconnect(c);
+		c->fd = inside_connect(&c->peer);
+		break;
+	case STEP_CLOSE:
+		disconnect(c);
+		break;
+	case STEP_END:
+		disconnect(c);
+		inside_ended(c->peer);
+		break;
+	case STEP_READ:
+		read_answers(c);
+		break;
+	case STEP_SCRIBBLE:
+		scribble(d, c, payload, step->bytes);
+		break;
+	case STEP_OP:
+		post_op(c, payload, step->bytes);
+		break;
+	case STEP_TIME:
+		memcpy(&ms, payload, step->bytes < 2 ? step->bytes : 2);
+		inside_advance(ms * KV_MSEC);
+		break;
+	case STEP_ZERO:
+		inside_zero();
+		break;
+	}
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	struct kv_daemon *d = inside_start();
+	const uint8_t *payload;
+	struct step step;
+	size_t at = 0;
+	int n = 0;
+
+	scribbled[0] = 0;
+	for (int i = 0; i < N_CONNECTIONS; i++)
+		connections[i] = (struct connection){.fd = -1};
+	while (n++ < MAX_STEPS && step_next(data, size, &at, &step, &payload)) {
+		do_step(d, &step, payload);
+		if (n % 16 == 0)
+			inside_check(scribbled);
+	}
+	for (int i = 0; i < N_CONNECTIONS; i++)
+		read_answers(&connections[i]);
+	inside_check(scribbled);
+	for (int i = 0; i < N_CONNECTIONS; i++)
+		disconnect(&connections[i]);
+	inside_ended(INSIDE_ALL);
+	inside_check(scribbled);
+	inside_is_quiet();
+	inside_stop();
+	return 0;
+}

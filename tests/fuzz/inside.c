@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "daemon/loop_kind.h"
+#include "include/internal/cleanup.h"
+#include "include/internal/error.h"
+#include "tests/fuzz/inside.h"
+
+static struct kv_daemon daemon_;
+static int64_t now_ns = KV_SEC;
+static int first_free_fd;
+
+int __wrap_clock_gettime(clockid_t id, struct timespec *t);
+
+int __wrap_clock_gettime(clockid_t id, struct timespec *t)
+{
+	(void)id;
+	*t = (struct timespec){now_ns / KV_SEC, now_ns % KV_SEC};
+	return 0;
+}
+
+void inside_abort(const char *function, int line, const char *format, ...)
+{
+	va_list args;
+
+	fprintf(stderr, "%s:%d: ", function, line);
+	va_start(args, format);
+	vfprintf(stderr, format, args);
+	va_end(args);
+	fprintf(stderr, "\n");
+	abort();
+}
+
+static int next_fd(void)
+{
+	int fd = dup(STDERR_FILENO);
+
+	kv_close(fd);
+	return fd;
+}
+
+static void nothing(void *arg)
+{
+	(void)arg;
+}
+
+static void look_again(void *arg)
+{
+	kv_capacity_serve(arg, NULL);
+}
+
+static void must(int r)
+{
+	inside_must(r >= 0, "%s (%s)", strerror(-r), kv_error_text());
+}
+
+struct kv_daemon *inside_start(void)
+{
+	struct kv_daemon *d = &daemon_;
+	uint64_t bytes = INSIDE_ARENA;
+
+	first_free_fd = next_fd();
+	kv_log_set_level(0);
+	memset(d, 0, sizeof(*d));
+	kv_link_init(&d->peers);
+	kv_link_init(&d->pools);
+	d->listen_fd = -1;
+	d->config.max_clients = 1024;
+	d->config.host = true;
+	d->config.policy = kv_policies[0];
+	d->next_peer_id = d->next_session_id = d->next_pool_id = 1;
+	d->boot_nonce = 1;
+	must(kv_loop_new(KV_LOOP_EPOLL, &d->loop));
+	must(kv_timer_new(d->loop, nothing, d, &d->accept_timer));
+	must(kv_timer_new(d->loop, look_again, d, &d->waiter_timer));
+	d->n_gpus = 1;
+	d->gpus[0].ops = &kv_device_host;
+	must(d->gpus[0].ops->info(0, &d->gpus[0].info));
+	must(d->gpus[0].ops->arena_new(0, bytes, 0, 0, &d->gpus[0].arena));
+	must(kv_extents_init(&d->extents, 1, &bytes, (uint64_t)1 << 20, true));
+	return d;
+}
+
+void inside_stop(void)
+{
+	struct kv_daemon *d = &daemon_;
+	int fd;
+
+	while (!kv_link_is_alone(&d->peers))
+		kv_peer_free(kv_container_of(d->peers.next, struct kv_peer, link));
+	while (!kv_link_is_alone(&d->pools))
+		kv_pool_free(kv_container_of(d->pools.next, struct kv_pool, link));
+	inside_must(!d->n_peers && !d->n_pools && !d->n_sessions, "%u peers, %u pools, %u sessions",
+		    d->n_peers, d->n_pools, d->n_sessions);
+	kv_timer_free(d->accept_timer);
+	kv_timer_free(d->waiter_timer);
+	kv_loop_free(d->loop);
+	kv_extents_deinit(&d->extents);
+	d->gpus[0].ops->arena_free(d->gpus[0].arena);
+	fd = next_fd();
+	inside_must(fd == first_free_fd, "descriptor %d was free, now it is %d", first_free_fd, fd);
+}
+
+int inside_connect(uint64_t *ret_peer)
+{
+	uint64_t id = daemon_.next_peer_id;
+	int pair[2];
+
+	must(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair));
+	*ret_peer = kv_peer_accept(&daemon_, pair[1]) < 0 ? 0 : id;
+	return pair[0];
+}
+
+void inside_ended(uint64_t id)
+{
+	for (struct kv_link *l = daemon_.peers.next; l != &daemon_.peers; l = l->next) {
+		struct kv_peer *peer = kv_container_of(l, struct kv_peer, link);
+
+		if (id == INSIDE_ALL || peer->id == id)
+			kv_watch_ready(peer->pid_watch, KV_LOOP_IN);
+	}
+	inside_step();
+}
+
+void inside_step(void)
+{
+	/* A peer's messages are read 16 at a time; nobody writes while this runs. */
+	for (int i = 0; i < 4; i++)
+		must(kv_loop_step(daemon_.loop, 0));
+}
+
+void inside_advance(int64_t ns)
+{
+	now_ns += ns;
+	inside_step();
+}
+
+void inside_zero(void)
+{
+	uint32_t first, n;
+
+	while ((n = kv_extents_scrub(&daemon_.extents, 0, 1, &first)))
+		kv_extents_cleaned(&daemon_.extents, 0, first, n);
+	kv_capacity_serve(&daemon_, NULL);
+	inside_step();
+}
+
+/* What the daemon wrote there last, without what clients wrote over it. */
+static void write_mirror_anew(struct kv_pool *pool)
+{
+	const struct kv_books *b = &pool->books;
+	uint64_t live[KV_HOLDER_WORDS] = {0};
+
+	for (uint32_t slot = 0; slot < KV_MAX_SESSIONS; slot++) {
+		if (pool->slots[slot])
+			live[slot / 64] |= (uint64_t)1 << slot % 64;
+	}
+	for (uint32_t id = 0; id < pool->head->id_limit; id++) {
+		const struct kv_book *book = &b->books[id];
+
+		if (book->state != KV_BLOCK_ABSENT)
+			b->descriptors[id].word =
+				kv_block_word(book->generation, book->owner, book->state);
+		for (int i = 0; i < KV_HOLDER_WORDS; i++)
+			b->descriptors[id].holders[i] &= live[i];
+	}
+}
+
+void inside_check(const char *scribbled)
+{
+	struct kv_daemon *d = &daemon_;
+	uint64_t owned = 0;
+
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
+		bool live[KV_MAX_SESSIONS];
+		char text[128] = "";
+
+		if (scribbled && (scribbled[0] == '*' || !strcmp(pool->name, scribbled)))
+			write_mirror_anew(pool);
+		for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++)
+			live[i] = pool->slots[i];
+		inside_must(!kv_books_check(&pool->books, live, text, sizeof(text)),
+			    "pool '%s': %s", pool->name, text);
+		owned += pool->n_extents;
+	}
+	inside_must(!kv_extents_check(&d->extents), "the map of extents");
+	inside_must(owned == d->extents.n_state[0][KV_EXTENT_OWNED], "pools own %llu extents of %u",
+		    (unsigned long long)owned, d->extents.n_state[0][KV_EXTENT_OWNED]);
+}
+
+void inside_is_quiet(void)
+{
+	struct kv_daemon *d = &daemon_;
+
+	inside_must(!d->n_peers && !d->n_sessions, "%u peers and %u sessions of ended processes",
+		    d->n_peers, d->n_sessions);
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
+		const struct kv_books *b = &pool->books;
+
+		inside_must(b->n_free + b->n_cached == b->n_total && !kv_books_count(b, NULL, NULL),
+			    "pool '%s': %u free, %u cached (%u held) of %u", pool->name, b->n_free,
+			    b->n_cached, kv_books_count(b, NULL, NULL), b->n_total);
+	}
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The input of fuzz_pages: actions, one after the other. What their numbers mean, each says itself.
+ */
+#ifndef KV_TESTS_FUZZ_PAGES_INPUT_H
+#define KV_TESTS_FUZZ_PAGES_INPUT_H
+
+#include <stdint.h>
+
+#define MAX_ACTIONS 160
+
+enum action_kind {
+	ACT_TAKE,
+	ACT_GIVE,
+	ACT_BEGIN,
+	ACT_PUBLISH,
+	ACT_GROW,
+	ACT_FORK,
+	ACT_ROLLBACK,
+	ACT_END,
+	ACT_PING,
+	ACT_LEAVE,
+	ACT_DIE,
+	ACT_STEP,
+	ACT_SCRIBBLE, /* and all numbers above */
+	N_ACTIONS = 16
+};
+
+struct action {
+	uint8_t kind; /* mod N_ACTIONS */
+	uint8_t user;
+	uint16_t a;
+	uint32_t b;
+};
+
+#endif

@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Makes new inputs of fuzz_wire that keep their form: whole steps are made, dropped, copied and
+ * moved, messages begin as ones that a client might send, and fields get the values that hurt.
+ */
+#include <stdlib.h>
+
+#include "include/internal/shm.h"
+#include "include/internal/wire.h"
+#include "tests/fuzz/wire_input.h"
+
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed);
+size_t LLVMFuzzerCustomCrossOver(const uint8_t *data1, size_t size1, const uint8_t *data2,
+				 size_t size2, uint8_t *out, size_t max_size, unsigned int seed);
+
+#define ROOM 65536
+
+/* Steps in the order in which they stand in the input. */
+struct script {
+	struct {
+		struct step step;
+		uint8_t *payload;
+	} steps[MAX_STEPS];
+	uint32_t n;
+	uint8_t bytes[ROOM]; /* payloads */
+	size_t used;
+};
+
+static unsigned random_state;
+
+static uint32_t below(uint32_t n)
+{
+	return (uint32_t)rand_r(&random_state) % n;
+}
+
+static uint64_t value_that_hurts(void)
+{
+	static const uint64_t values[] = {0,	      1,
+					  2,	      7,
+					  8,	      15,
+					  16,	      63,
+					  64,	      127,
+					  128,	      255,
+					  256,	      1023,
+					  1024,	      4095,
+					  4096,	      65535,
+					  65536,      1 << 20,
+					  1 << 21,    8 << 20,
+					  INT32_MAX,  (uint64_t)INT32_MAX + 1,
+					  UINT32_MAX, (uint64_t)1 << 32,
+					  INT64_MAX,  (uint64_t)1 << 63,
+					  UINT64_MAX};
+	uint64_t v = values[below(sizeof(values) / sizeof(values[0]))];
+
+	return below(4) ? v : below(2) ? v - 1 : -v;
+}
+
+static uint8_t *room_for(struct script *s, size_t bytes)
+{
+	uint8_t *p = s->bytes + s->used;
+
+	if (s->used + bytes > ROOM)
+		return NULL;
+	s->used += bytes;
+	return p;
+}
+
+static void insert(struct script *s, uint32_t at, struct step step, const void *payload)
+{
+	uint8_t *p = s->n < MAX_STEPS ? room_for(s, step.bytes) : NULL;
+
+	if (!p)
+		return;
+	memcpy(p, payload, step.bytes);
+	memmove(&s->steps[at + 1], &s->steps[at], (s->n - at) * sizeof(s->steps[0]));
+	s->steps[at].step = step;
+	s->steps[at].payload = p;
+	s->n++;
+}
+
+static void drop(struct script *s, uint32_t at)
+{
+	s->n--;
+	memmove(&s->steps[at], &s->steps[at + 1], (s->n - at) * sizeof(s->steps[0]));
+}
+
+static void parse(struct script *s, const uint8_t *data, size_t size)
+{
+	const uint8_t *payload;
+	struct step step;
+	size_t at = 0;
+
+	s->n = 0;
+	s->used = 0;
+	while (s->n < MAX_STEPS && step_next(data, size, &at, &step, &payload))
+		insert(s, s->n, step, payload);
+}
+
+static size_t print(const struct script *s, uint8_t *out, size_t max_size)
+{
+	size_t at = 0;
+
+	for (uint32_t i = 0; i < s->n; i++) {
+		const struct step *step = &s->steps[i].step;
+
+		if (at + sizeof(*step) + step->bytes > max_size)
+			break;
+		memcpy(out + at, step, sizeof(*step));
+		memcpy(out + at + sizeof(*step), s->steps[i].payload, step->bytes);
+		at += sizeof(*step) + step->bytes;
+	}
+	return at;
+}
+
+/* ---- steps as a client might make them ---- */
+
+/* POOL_OPEN of one of three names, with one of a few layouts, or none. */
+static size_t make_open(uint8_t *body)
+{
+	const size_t head = sizeof(struct kv_wire_head);
+	struct kv_component components[2] = {{.role = KV_ROLE_K}, {.role = KV_ROLE_V}};
+	struct kv_msg_pool_open m = {.model = "m", .tp_ranks = 1, .gpu_mask = 1};
+	size_t list = below(4) ? sizeof(components) : 0;
+
+	m.name[0] = (char)('a' + below(3));
+	m.min_bytes = below(3) ? 0 : (uint64_t)below(8) << 20;
+	m.max_bytes = below(3) ? 0 : (uint64_t)(1 + below(8)) << 20;
+	if (list) {
+		m.layout_kind = 1 + below(2);
+		m.block_tokens = 16;
+		m.n_components = 2;
+	}
+	for (int i = 0; i < 2; i++) {
+		components[i].dtype = KV_F32;
+		components[i].n_heads = 1;
+		components[i].head_dim = below(4) ? 16 : 8u << below(10);
+		components[i].scale = 1;
+	}
+	if (below(16) == 0)
+		memset(m.revision, below(2) ? 'x' : 0, KV_NAME_MAX);
+	memcpy(body, (char *)&m + head, sizeof(m) - head);
+	memcpy(body + sizeof(m) - head, components, list);
+	return sizeof(m) - head + list;
+}
+
+/* Body of a message without its head. Return: bytes. */
+static size_t make_body(uint16_t type, uint8_t *body)
+{
+	const size_t head = sizeof(struct kv_wire_head);
+
+	if (type == KV_MSG_HELLO) {
+		struct kv_msg_hello m = {.name = "fuzz", .version = "0.1.0"};
+
+		memcpy(body, (char *)&m + head, sizeof(m) - head);
+		return sizeof(m) - head;
+	}
+	if (type == KV_MSG_POOL_OPEN)
+		return make_open(body);
+	if (type == KV_MSG_LEASE || type == KV_MSG_WANT) {
+		struct kv_msg_lease m = {.n = below(3) ? below(600) : below(5000),
+					 .extra = below(300),
+					 .timeout_ns =
+						 below(2) ? 0 : (int64_t)below(100) * KV_MSEC};
+
+		memcpy(body, (char *)&m + head, sizeof(m) - head);
+		return sizeof(m) - head;
+	}
+	if (type == KV_MSG_ARENA || type == KV_MSG_STATS) {
+		uint32_t two[] = {below(5), below(3)};
+
+		memcpy(body, two, sizeof(two));
+		return sizeof(two);
+	}
+	if (type == KV_MSG_POOL_DROP) {
+		memset(body, below(8) ? 0 : 'x', KV_NAME_MAX);
+		body[0] = (uint8_t)('a' + below(3));
+		return KV_NAME_MAX;
+	}
+	return 0;
+}
+
+static void make_message(struct script *s, uint32_t at, uint8_t connection, uint16_t type)
+{
+	uint8_t payload[sizeof(struct step_message) + 4096];
+	struct step_message how = {.type = type};
+	struct step step = {.kind = STEP_MESSAGE, .connection = connection};
+
+	if (below(20) == 0)
+		how.flags = (uint8_t)(1 << below(4));
+	if (below(20) == 0)
+		how.n_fds = (uint8_t)below(8);
+	memcpy(payload, &how, sizeof(how));
+	step.bytes = (uint16_t)(sizeof(how) + make_body(type, payload + sizeof(how)));
+	insert(s, at, step, payload);
+}
+
+static void make_op(struct script *s, uint32_t at, uint8_t connection)
+{
+	static uint32_t last_id;
+	struct kv_op op = {.kind = 1 + below(4),
+			   .id = (int32_t)below(4100),
+			   .parent = (int32_t)(below(2) ? last_id : below(4100)) - 1,
+			   .key_lo = below(8),
+			   .key_hi = below(2),
+			   .stamp = below(100)};
+	struct step step = {.kind = STEP_OP, .connection = connection, .bytes = sizeof(op)};
+
+	last_id = (uint32_t)op.id;
+	insert(s, at, step, &op);
+}
+
+static void make_scribble(struct script *s, uint32_t at, uint8_t connection)
+{
+	struct step_scribble scribble = {.where = below(2),
+					 .bytes = 1u << below(4),
+					 .offset = below(3) ? below(640) : below(1 << 20),
+					 .value = value_that_hurts()};
+	struct step step = {
+		.kind = STEP_SCRIBBLE, .connection = connection, .bytes = sizeof(scribble)};
+
+	insert(s, at, step, &scribble);
+}
+
+static void make_step(struct script *s)
+{
+	static const uint16_t types[] = {
+		KV_MSG_HELLO,	   KV_MSG_PING,	       KV_MSG_POOL_OPEN, KV_MSG_POOL_OPEN,
+		KV_MSG_POOL_CLOSE, KV_MSG_POOL_LAYOUT, KV_MSG_ARENA,	 KV_MSG_LEASE,
+		KV_MSG_LEASE,	   KV_MSG_LEASE,       KV_MSG_WANT,	 KV_MSG_KICK,
+		KV_MSG_STATS,	   KV_MSG_CHECK,       KV_MSG_POOL_DROP, 0};
+	uint32_t at = below(s->n + 1);
+	uint8_t connection = (uint8_t)below(N_CONNECTIONS);
+	struct step step = {.kind = (uint8_t)below(N_STEP_KINDS), .connection = connection};
+	uint16_t ms = (uint16_t)(below(4) ? below(10) : below(65536));
+
+	switch (below(8)) {
+	case 0: /* a client that has a pool */
+		insert(s, at, (struct step){STEP_READ, connection, 0}, "");
+		make_message(s, at, connection, KV_MSG_LEASE);
+		make_message(s, at, connection, KV_MSG_POOL_OPEN);
+		make_message(s, at, connection, KV_MSG_HELLO);
+		insert(s, at, (struct step){STEP_CONNECT, connection, 0}, "");
+		break;
+	case 1:
+		make_op(s, at, connection);
+		break;
+	case 2:
+		make_scribble(s, at, connection);
+		break;
+	case 3:
+		if (step.kind == STEP_TIME)
+			step.bytes = sizeof(ms);
+		insert(s, at, step, &ms);
+		break;
+	default:
+		make_message(s, at, connection, types[below(sizeof(types) / sizeof(types[0]))]);
+	}
+}
+
+/* ---- changes of steps that are there ---- */
+
+static void change_payload(struct script *s, uint32_t i)
+{
+	size_t most = s->steps[i].step.bytes + 64u;
+	uint8_t *p = room_for(s, most);
+
+	if (!p)
+		return;
+	memcpy(p, s->steps[i].payload, s->steps[i].step.bytes);
+	s->steps[i].payload = p;
+	s->steps[i].step.bytes =
+		(uint16_t)LLVMFuzzerMutate(p, s->steps[i].step.bytes, most < 65535 ? most : 65535);
+}
+
+static void change_field(struct script *s, uint32_t i)
+{
+	uint32_t width = 1u << below(4), bytes = s->steps[i].step.bytes;
+	uint64_t value = value_that_hurts();
+
+	if (bytes >= width)
+		memcpy(s->steps[i].payload + below(bytes / width) * width, &value, width);
+}
+
+static void change(struct script *s)
+{
+	uint32_t i = below(s->n), k = below(s->n);
+	const uint8_t *payload;
+	struct step moved;
+
+	switch (below(8)) {
+	case 0:
+		drop(s, i);
+		break;
+	case 1:
+		insert(s, k, s->steps[i].step, s->steps[i].payload);
+		break;
+	case 2:
+		moved = s->steps[i].step;
+		payload = s->steps[i].payload;
+		drop(s, i);
+		insert(s, k < s->n ? k : s->n, moved, payload);
+		break;
+	case 3:
+		s->steps[i].step.connection = (uint8_t)below(N_CONNECTIONS);
+		break;
+	case 4:
+		change_payload(s, i);
+		break;
+	default:
+		change_field(s, i);
+	}
+}
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed)
+{
+	static struct script s;
+
+	random_state = seed;
+	parse(&s, data, size);
+	for (uint32_t n = 1 + below(3); n; n--) {
+		if (!s.n || below(3) == 0)
+			make_step(&s);
+		else
+			change(&s);
+	}
+	return print(&s, data, max_size);
+}
+
+size_t LLVMFuzzerCustomCrossOver(const uint8_t *data1, size_t size1, const uint8_t *data2,
+				 size_t size2, uint8_t *out, size_t max_size, unsigned int seed)
+{
+	static struct script a, b;
+	uint32_t n;
+
+	random_state = seed;
+	parse(&a, data1, size1);
+	parse(&b, data2, size2);
+	a.n = below(a.n + 1);
+	n = b.n - below(b.n + 1);
+	for (uint32_t i = b.n - n; i < b.n; i++)
+		insert(&a, a.n, b.steps[i].step, b.steps[i].payload);
+	return print(&a, out, max_size);
+}
