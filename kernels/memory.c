@@ -215,6 +215,14 @@ int kv_memory_attach(const struct kv_arena_export *export, const int *fds, bool 
 	return 0;
 }
 
+struct kv_memory *kv_memory_ref(struct kv_memory *memory)
+{
+	pthread_mutex_lock(&lock);
+	memory->n_users++;
+	pthread_mutex_unlock(&lock);
+	return memory;
+}
+
 struct kv_memory *kv_memory_detach(struct kv_memory *memory)
 {
 	bool last;
@@ -252,6 +260,11 @@ void *kv_memory_base(const struct kv_memory *memory)
 int kv_memory_device(const struct kv_memory *memory)
 {
 	return memory->backend->device;
+}
+
+int kv_memory_ordinal(const struct kv_memory *memory)
+{
+	return memory->ordinal;
 }
 
 static int check_range(const struct kv_memory *memory, const char *what, uint64_t offset,

@@ -46,6 +46,12 @@ int kv_memory_attach(const struct kv_arena_export *export, const int *fds, bool 
  */
 struct kv_memory *kv_memory_detach(struct kv_memory *memory);
 
+/* kv_memory_ref() - one more user of an attachment: one more kv_memory_detach(). Return: @memory. */
+struct kv_memory *kv_memory_ref(struct kv_memory *memory);
+
+/* kv_memory_ordinal() - the device's number among this process's CUDA devices; 0 for the host */
+int kv_memory_ordinal(const struct kv_memory *memory);
+
 /* Address of the arena's first byte in this process (a device pointer for CUDA). */
 void *kv_memory_base(const struct kv_memory *memory);
 

@@ -25,7 +25,8 @@ struct kv_memory {
 	unsigned int n_users;
 	unsigned int process; /* counts forks: differs in a child */
 	void *base;
-	void *own; /* of the backend */
+	int ordinal; /* of the device in this process; 0 for the host */
+	void *own;   /* of the backend */
 	struct kv_memory *next;
 };
 
@@ -37,7 +38,7 @@ struct kv_event {
 struct kv_memory_backend {
 	int device; /* enum kv_device */
 
-	int (*attach)(struct kv_memory *memory, const int *fds); /* sets base, own */
+	int (*attach)(struct kv_memory *memory, const int *fds); /* sets base, ordinal, own */
 	void (*detach)(struct kv_memory *memory);
 
 	int (*zero)(struct kv_memory *memory, uint64_t offset, uint64_t bytes, void *stream);

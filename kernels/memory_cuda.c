@@ -213,6 +213,7 @@ static int attach(struct kv_memory *memory, const int *fds)
 		goto release;
 
 	kv_memory_cuda_last = own->device;
+	memory->ordinal = own->device;
 	memory->own = own;
 	return 0;
 

@@ -9,8 +9,7 @@ struct kv_batch {
 	struct kv_pool *pool;
 	struct kv_batch_options limits;
 	struct kv_batch_data data;
-	void *memory; /* pinned; the arrays below lie in it */
-	int device;
+	struct kv_hold *memory; /* pinned; the arrays below lie in it */
 	int32_t *table;
 	int64_t *slots, *positions;
 	int32_t *query_start_loc, *seq_lens, *n_computed, *tokens;
@@ -33,6 +32,7 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 	size_t seqs = o.max_seqs, tokens = o.max_tokens, width = o.max_blocks_per_seq;
 	size_t sizes[7], total = 0;
 	struct kv_batch *b;
+	void *memory = NULL;
 	char *p;
 
 	if (!r)
@@ -48,7 +48,6 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 		return -ENOMEM;
 	b->pool = pool;
 	b->limits = o;
-	b->device = pool->device;
 	sizes[0] = aligned(seqs * width * sizeof(int32_t));
 	sizes[1] = aligned(tokens * sizeof(int64_t));
 	sizes[2] = aligned(tokens * sizeof(int64_t));
@@ -58,15 +57,20 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 	sizes[6] = aligned(tokens * sizeof(int32_t));
 	for (int i = 0; i < 7; i++)
 		total += sizes[i];
-	r = kv_pinned_new(b->device, total, &b->memory);
+	r = kv_pinned_new(pool->device, total, &memory);
+	if (!r)
+		r = kv_hold_pinned(pool->device, memory, &b->memory);
 	b->filled = calloc(seqs, sizeof(*b->filled));
 	if (r < 0 || !b->filled) {
-		kv_pinned_free(b->device, b->memory);
+		if (b->memory)
+			kv_hold_free(b->memory);
+		else
+			kv_pinned_free(pool->device, memory);
 		free(b->filled);
 		free(b);
 		return r < 0 ? r : -ENOMEM;
 	}
-	p = b->memory;
+	p = memory;
 	b->table = (int32_t *)p;
 	b->slots = (int64_t *)(p += sizes[0]);
 	b->positions = (int64_t *)(p += sizes[1]);
@@ -101,10 +105,9 @@ KV_PUBLIC struct kv_batch *kv_batch_free(struct kv_batch *b)
 {
 	if (!b)
 		return NULL;
-	if (!kv_forked(b->pool->fork_generation)) {
+	if (!kv_forked(b->pool->fork_generation))
 		end_copies(b);
-		kv_pinned_free(b->device, b->memory);
-	}
+	kv_hold_free(b->memory);
 	b->pool->n_batches--;
 	free(b->filled);
 	free(b->copies);
@@ -223,6 +226,16 @@ KV_PUBLIC int kv_batch_build(struct kv_batch *b, const struct kv_batch_item *ite
 		b->positions[i] = 0;
 		b->tokens[i] = 0;
 	}
+	return 0;
+}
+
+KV_PUBLIC int kv_batch_hold(struct kv_batch *b, struct kv_hold **ret)
+{
+	int r = kv_forked(b->pool->fork_generation);
+
+	if (r < 0)
+		return r;
+	*ret = kv_hold_ref(b->memory);
 	return 0;
 }
 

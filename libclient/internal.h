@@ -199,4 +199,12 @@ int kv_seq_grow(void **array, size_t *room, size_t n, size_t item); /* 0 or -ENO
 /* kv_seq_stamp() - used now: later stamps for the beginning of a chain than for its end */
 void kv_seq_stamp(struct kv_seq *seq, size_t first, size_t end);
 
+/* ---- hold.c ---- */
+
+struct kv_hold;
+
+/* kv_hold_pinned() - a hold that owns pinned memory from now on. 0 or -ENOMEM */
+int kv_hold_pinned(int device, void *pinned, struct kv_hold **ret);
+struct kv_hold *kv_hold_ref(struct kv_hold *hold); /* one more to free */
+
 #endif

@@ -12,6 +12,11 @@ static const uint32_t item_bytes[] = {
 	[KV_STAT_SESSION] = sizeof(struct kv_session_stats),
 };
 
+KV_PUBLIC size_t kv_stat_bytes(enum kv_stat_kind kind)
+{
+	return (unsigned)kind < sizeof(item_bytes) / sizeof(item_bytes[0]) ? item_bytes[kind] : 0;
+}
+
 /* One answer after the other, until none are left; a list that changes meanwhile may miss some. */
 static int collect(struct kv_client *client, enum kv_stat_kind kind, char **items, size_t *n,
 		   int64_t deadline)
@@ -52,7 +57,7 @@ KV_PUBLIC int kv_stats(struct kv_client *client, enum kv_stat_kind kind, void **
 
 	if (r < 0)
 		return r;
-	if ((unsigned)kind >= sizeof(item_bytes) / sizeof(item_bytes[0]))
+	if (!kv_stat_bytes(kind))
 		return kv_error(-EINVAL, "kind: %d is not a kv_stat_kind", (int)kind);
 	pthread_mutex_lock(&client->lock);
 	r = collect(client, kind, &items, &n, kv_deadline(timeout));

@@ -10,6 +10,7 @@
 #include <kvcached/batch.h>
 #include <kvcached/attention.h>
 #include <kvcached/backend.h>
+#include <kvcached/tensor.h>
 #include <kvcached/stats.h>
 #include <kvcached/arch.h>
 #include <kvcached/plan.h>

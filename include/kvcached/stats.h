@@ -127,6 +127,9 @@ struct kv_stat_field {
 /* kv_stat_fields() - the fields of a struct above, in order, ending with a NULL name */
 const struct kv_stat_field *kv_stat_fields(enum kv_stat_kind kind);
 
+/* kv_stat_bytes() - size of the struct of @kind; 0 for a number that names none */
+size_t kv_stat_bytes(enum kv_stat_kind kind);
+
 /**
  * kv_stats() - ask the daemon
  * @ret_items: array of the struct of @kind, from malloc(); the caller frees it

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels on blocks: writing K and V, attention over block tables. See kvcached/attention.h.
+
+On a GPU each call queues work on the stream and returns: nothing is waited for, and with ``out`` given
+nothing is allocated, so calls can be captured in a CUDA graph (call once before, for the workspace).
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from ._lib import check, ffi, lib
+from .arrays import Pointer, View, stream_of
+from .layout import DTYPES
+
+if TYPE_CHECKING:
+    from .batch import Batch
+    from .pool import Pool
+
+__all__ = ["Layer", "backend_names"]
+
+_NUMPY_OUT = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+
+
+def backend_names(cuda: bool = False) -> list[str]:
+    """The attention backends of this build, most preferred first."""
+    names = lib.kv_backend_names(lib.KV_DEVICE_CUDA if cuda else lib.KV_DEVICE_HOST)
+    found, i = [], 0
+    while names[i] != ffi.NULL:
+        found.append(ffi.string(names[i]).decode())
+        i += 1
+    return found
+
+
+def _empty_like(array: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    if type(array).__module__.split(".")[0] == "torch":
+        return array.new_empty(shape)
+    return np.empty(shape, _NUMPY_OUT[dtype])
+
+
+class Layer:
+    """One attention layer of a pool: ``k`` and ``v`` are views of the arena."""
+
+    def __init__(self, pool: "Pool", number: int, gpu: int) -> None:
+        self.pool = pool
+        self.number = number
+        self.gpu = gpu
+        self.k: View = pool.view(number, "k", gpu)
+        self.v: View = pool.view(number, "v", gpu)
+        self._write = ffi.new("struct kv_write_args *")
+        self._args = ffi.new("struct kv_attention_args *")
+        for struct in (self._write, self._args):
+            struct.size = ffi.sizeof(struct[0])
+            struct.device = lib.KV_DEVICE_CUDA if pool.is_cuda else lib.KV_DEVICE_HOST
+            struct.k = self.k.struct
+            struct.v = self.v.struct
+
+    def _same_device(self, what: str, pointer: Pointer) -> None:
+        if pointer.is_cuda != self.pool.is_cuda:
+            raise ValueError(f"{what}: it lies {'on a GPU' if pointer.is_cuda else 'in host memory'}, "
+                             f"the pool {'on a GPU' if self.pool.is_cuda else 'in host memory'}")
+
+    def write(self, key: Any, value: Any, slots: Any, stream: Any = None) -> None:
+        """Stores K and V of T tokens.
+
+        :param key: [T, heads, head_dim], axes but the first dense
+        :param value: likewise
+        :param slots: [T] int64, or the step's Batch; negative: the token is skipped
+        """
+        k, v = Pointer("key", key), Pointer("value", value)
+        where = Pointer("slots", getattr(slots, "slots", slots)).dense("slots", "i64", 1)
+        for what, pointer, view in (("key", k, self.k), ("value", v, self.v)):
+            self._same_device(what, pointer)
+            if pointer.shape[1:] != view.shape[2:] or pointer.shape[0] != where.shape[0]:
+                raise ValueError(f"{what}: shape {pointer.shape} given, {where.shape + view.shape[2:]} "
+                                 "is needed")
+        if k.dtype != v.dtype or k.dtype not in DTYPES:
+            raise TypeError(f"key and value: {k.dtype} and {v.dtype} given; one of f32, f16, bf16 is "
+                            "needed")
+        with self.pool._lock:
+            self.pool._c()
+            args = self._write
+            args.dtype = DTYPES[k.dtype]
+            args.n_tokens = where.shape[0]
+            args.key, args.key_stride = k.void, k.rows("key", 3)
+            args.value, args.value_stride = v.void, v.rows("value", 3)
+            args.slots = ffi.cast("int64_t *", where.address)
+            args.stream = stream_of(stream, self.pool.is_cuda, self.k.ordinal)
+            check(lib.kv_write(args))
+
+    def attention(self, q: Any, batch: "Batch", out: Any = None, lse: Any = None, *,
+                  sm_scale: float = 0.0, softcap: float = 0.0, window_left: int = -1,
+                  causal: bool = True, invariant: bool = False, max_query_len: Optional[int] = None,
+                  max_seq_len: Optional[int] = None, stream: Any = None) -> Any:
+        """Attention of a step's tokens over the blocks of their sequences.
+
+        :param q: [T, heads of q, head_dim], dense; T is the batch's n_tokens
+        :param out: [T, heads of q, head_dim of v], dense, same type; None: a new one
+        :param lse: [T, heads of q] f32, filled; or None
+        :param sm_scale: 0: 1 / sqrt(head_dim)
+        :param max_seq_len: None: the batch's. To replay a captured graph with longer sequences,
+            capture it with the longest they may have.
+        :returns: out
+        """
+        query = Pointer("q", q)
+        if query.dtype not in _NUMPY_OUT:
+            raise TypeError(f"q: {query.dtype} given, f32, f16 or bf16 is needed")
+        query.dense("q", query.dtype, 3)
+        self._same_device("q", query)
+        if query.shape[0] != batch.n_tokens:
+            raise ValueError(f"q: {query.shape[0]} rows given, the batch has {batch.n_tokens} tokens")
+        if query.shape[2] != self.k.shape[3] or query.shape[1] % self.k.shape[2]:
+            raise ValueError(f"q: shape {query.shape} given; heads must be a multiple of "
+                             f"{self.k.shape[2]}, head_dim {self.k.shape[3]}")
+        shape = query.shape[:2] + (self.v.shape[3],)
+        if out is None:
+            out = _empty_like(q, shape, query.dtype)
+        into = Pointer("out", out).dense("out", query.dtype, 3)
+        self._same_device("out", into)
+        if into.shape != shape:
+            raise ValueError(f"out: shape {into.shape} given, {shape} is needed")
+        with self.pool._lock:
+            self.pool._c()
+            data, args = batch._data, self._args
+            args.dtype = DTYPES[query.dtype]
+            args.n_seqs, args.n_tokens = batch.n_seqs, batch.n_tokens
+            args.n_heads_q = query.shape[1]
+            args.max_query_len = batch.max_query_len if max_query_len is None else max_query_len
+            args.max_seq_len = batch.max_seq_len if max_seq_len is None else max_seq_len
+            args.table_width = batch.table_width
+            args.q, args.out = query.void, into.void
+            args.lse = ffi.NULL
+            if lse is not None:
+                args.lse = ffi.cast("float *", Pointer("lse", lse).dense("lse", "f32", 2).address)
+            args.query_start_loc, args.seq_lens = data.query_start_loc, data.seq_lens
+            args.block_table = data.block_table
+            args.sm_scale, args.softcap, args.window_left = sm_scale, softcap, window_left
+            args.causal, args.invariant = int(causal), int(invariant)
+            args.stream = stream_of(stream, self.pool.is_cuda, self.k.ordinal)
+            self._workspace(args)
+            check(lib.kv_attention(args))
+        return out
+
+    def _workspace(self, args: Any) -> None:
+        """The largest asked for so far, one a device and stream: calls on one stream take turns."""
+        need = ffi.new("size_t *")
+        check(lib.kv_attention_workspace_bytes(args, need))
+        args.workspace, args.workspace_bytes = ffi.NULL, 0
+        if not need[0]:
+            return
+        at = (self.gpu, int(ffi.cast("uintptr_t", args.stream)))
+        have = self.pool._workspaces.get(at)
+        if have is None or have[1] < need[0]:
+            have = self._new_workspace(int(need[0]))
+            self.pool._workspaces[at] = have
+        args.workspace = ffi.cast("void *", have[0])
+        args.workspace_bytes = have[1]
+
+    def _new_workspace(self, n: int) -> tuple[int, int, Any]:
+        align = lib.KV_WORKSPACE_ALIGN
+        if self.pool.is_cuda:
+            import torch
+
+            memory = torch.zeros(n + align, dtype=torch.uint8, device=f"cuda:{self.k.ordinal}")
+            address = memory.data_ptr()
+        else:
+            memory = np.zeros(n + align, np.uint8)
+            address = memory.ctypes.data
+        return (address + align - 1) // align * align, n, memory
