@@ -63,7 +63,8 @@ class Layout:
     def block_bytes(self) -> int:
         """Bytes of one block over all components."""
         bytes_ = ffi.new("uint64_t *")
-        check(lib.kv_layout_block_bytes(self._struct()[0], ffi.NULL, bytes_))
+        struct, _components = self._struct()
+        check(lib.kv_layout_block_bytes(struct, ffi.NULL, bytes_))
         return int(bytes_[0])
 
     def _struct(self) -> tuple[Any, Any]:

@@ -91,7 +91,7 @@ class Layer:
 
     def attention(self, q: Any, batch: "Batch", out: Any = None, lse: Any = None, *,
                   sm_scale: float = 0.0, softcap: float = 0.0, window_left: int = -1,
-                  causal: bool = True, invariant: bool = False, max_query_len: Optional[int] = None,
+                  sinks: Any = None, causal: bool = True, invariant: bool = False, max_query_len: Optional[int] = None,
                   max_seq_len: Optional[int] = None, stream: Any = None) -> Any:
         """Attention of a step's tokens over the blocks of their sequences.
 
@@ -99,6 +99,7 @@ class Layer:
         :param out: [T, heads of q, head_dim of v], dense, same type; None: a new one
         :param lse: [T, heads of q] f32, filled; or None
         :param sm_scale: 0: 1 / sqrt(head_dim)
+        :param sinks: [heads of q] f32, on the pool's device: one more logit of each head
         :param max_seq_len: None: the batch's. To replay a captured graph with longer sequences,
             capture it with the longest they may have.
         :returns: out
@@ -136,6 +137,9 @@ class Layer:
             args.query_start_loc, args.seq_lens = data.query_start_loc, data.seq_lens
             args.block_table = data.block_table
             args.sm_scale, args.softcap, args.window_left = sm_scale, softcap, window_left
+            args.sinks = ffi.NULL
+            if sinks is not None:
+                args.sinks = ffi.cast("float *", Pointer("sinks", sinks).dense("sinks", "f32", 1).address)
             args.causal, args.invariant = int(causal), int(invariant)
             args.stream = stream_of(stream, self.pool.is_cuda, self.k.ordinal)
             self._workspace(args)
