@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "alloc/pool_parts.h"
+#include "include/internal/killpoint.h"
 
 static void push_lru(struct kv_books *b, int32_t id, uint64_t stamp)
 {
@@ -44,7 +45,7 @@ static uint8_t class_of(const struct kv_books *b, int32_t id)
 
 static uint64_t score_worth(const struct kv_books *b, int32_t id)
 {
-	return kv_worth_score(&b->worth, class_of(b, id), b->now - b->books[id].last);
+	return kv_worth_score(&b->saved->worth, class_of(b, id), b->now - b->books[id].last);
 }
 
 static const struct kv_policy worth = {"worth", score_worth, true};
@@ -60,7 +61,7 @@ static uint64_t last_score(const struct kv_books *b)
 
 static void use(struct kv_books *b, int32_t id, uint8_t class, uint64_t last)
 {
-	kv_worth_used(&b->worth, class, b->now - last);
+	kv_worth_used(&b->saved->worth, class, b->now - last);
 	b->books[id].n_uses += b->books[id].n_uses < UINT16_MAX;
 }
 
@@ -143,6 +144,7 @@ static void refresh(struct kv_books *b)
 	for (uint32_t i = 0; i < b->lru.n; i++)
 		b->lru.items[i].stamp = b->policy->score(b, b->lru.items[i].id);
 	kv_heap_order(&b->lru);
+	b->unscored = false;
 	b->refresh_in = b->lru.n / 16 + 16;
 }
 
@@ -159,7 +161,7 @@ static uint32_t choose_victims(struct kv_books *b, uint32_t n)
 		struct kv_heap_item top;
 		uint64_t score;
 
-		if (b->policy->fades && !b->refresh_in)
+		if (b->unscored || (b->policy->fades && !b->refresh_in))
 			refresh(b);
 		top = b->lru.items[0];
 		score = b->policy->score(b, top.id);
@@ -185,7 +187,7 @@ static void expired(const struct kv_ghost *ghost, void *arg)
 {
 	struct kv_books *b = arg;
 
-	kv_worth_unused(&b->worth, ghost->class, b->now - ghost->last);
+	kv_worth_unused(&b->saved->worth, ghost->class, b->now - ghost->last);
 }
 
 /* It is gone, but if its tokens come again soon that says something about its like. */
@@ -225,7 +227,9 @@ uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all)
 		return 0;
 	}
 	for (uint32_t i = 0; i < found; i++) {
+		kv_books_doubt(b, b->victims[i].id);
 		kv_prefix_remove(&b->prefix, b->books[b->victims[i].id].key, b->victims[i].id);
+		KV_KILLPOINT(worker_index_removed);
 		keep_ghost(b, b->victims[i].id);
 		kv_books_push_free(b, b->victims[i].id);
 	}

@@ -5,36 +5,93 @@
 #include <string.h>
 
 #include "alloc/extent.h"
+#include "include/internal/atomic.h"
+#include "include/internal/killpoint.h"
 
 #define for_each_gpu(e, g, mask)                                                                   \
 	for (uint32_t g = 0; g < (e)->n_gpus; g++)                                                 \
 		if ((mask) >> g & 1)
 
-int kv_extents_init(struct kv_extents *e, uint32_t n_gpus, const uint64_t *arena_bytes,
-		    uint64_t extent_bytes, bool clean)
+uint64_t kv_extents_map_bytes(uint32_t n_gpus, const uint64_t *arena_bytes, uint64_t extent_bytes)
 {
+	uint64_t n = 0;
+
+	for (uint32_t g = 0; g < n_gpus; g++)
+		n += arena_bytes[g] / extent_bytes;
+	return n * sizeof(struct kv_extent);
+}
+
+static void lay_out(struct kv_extents *e, uint32_t n_gpus, const uint64_t *arena_bytes,
+		    uint64_t extent_bytes, void *memory)
+{
+	struct kv_extent *map = memory;
+
 	memset(e, 0, sizeof(*e));
 	e->bytes = extent_bytes;
 	e->n_gpus = n_gpus;
 	for (uint32_t g = 0; g < n_gpus; g++) {
 		e->n[g] = (uint32_t)(arena_bytes[g] / extent_bytes);
-		e->map[g] = calloc(e->n[g], sizeof(*e->map[g]));
-		if (!e->map[g] && e->n[g]) {
-			kv_extents_deinit(e);
-			return -ENOMEM;
-		}
+		e->map[g] = map;
+		map += e->n[g];
+	}
+}
+
+void kv_extents_init_in(struct kv_extents *e, uint32_t n_gpus, const uint64_t *arena_bytes,
+			uint64_t extent_bytes, bool clean, void *memory)
+{
+	lay_out(e, n_gpus, arena_bytes, extent_bytes, memory);
+	for (uint32_t g = 0; g < n_gpus; g++) {
 		for (uint32_t i = 0; !clean && i < e->n[g]; i++)
 			e->map[g][i].state = KV_EXTENT_DIRTY;
 		e->n_state[g][clean ? KV_EXTENT_CLEAN : KV_EXTENT_DIRTY] = e->n[g];
 	}
+}
+
+int kv_extents_init(struct kv_extents *e, uint32_t n_gpus, const uint64_t *arena_bytes,
+		    uint64_t extent_bytes, bool clean)
+{
+	void *memory = calloc(1, kv_extents_map_bytes(n_gpus, arena_bytes, extent_bytes) + 1);
+
+	memset(e, 0, sizeof(*e));
+	if (!memory)
+		return -ENOMEM;
+	kv_extents_init_in(e, n_gpus, arena_bytes, extent_bytes, clean, memory);
+	e->own_memory = memory;
 	return 0;
+}
+
+void kv_extents_adopt(struct kv_extents *e, uint32_t n_gpus, const uint64_t *arena_bytes,
+		      uint64_t extent_bytes, void *memory)
+{
+	lay_out(e, n_gpus, arena_bytes, extent_bytes, memory);
+	for (uint32_t g = 0; g < n_gpus; g++) {
+		for (uint32_t i = 0; i < e->n[g]; i++) {
+			if (e->map[g][i].state >= KV_EXTENT_SCRUBBING)
+				e->map[g][i] = (struct kv_extent){ .state = KV_EXTENT_DIRTY };
+			e->n_state[g][e->map[g][i].state]++;
+		}
+	}
 }
 
 void kv_extents_deinit(struct kv_extents *e)
 {
-	for (uint32_t g = 0; g < e->n_gpus; g++)
-		free(e->map[g]);
+	free(e->own_memory);
 	memset(e, 0, sizeof(*e));
+}
+
+static void set(struct kv_extents *e, uint32_t gpu, uint32_t i, uint32_t state, uint32_t owner)
+{
+	const struct kv_extent next = { .owner = owner, .state = state };
+
+	kv_store_release(&e->map[gpu][i].word, next.word);
+	KV_KILLPOINT(worker_extent_written);
+}
+
+void kv_extents_reset(struct kv_extents *e, uint32_t gpu, uint32_t i)
+{
+	e->n_state[gpu][e->map[gpu][i].state]--;
+	e->n_state[gpu][KV_EXTENT_DIRTY]++;
+	set(e, gpu, i, KV_EXTENT_DIRTY, 0);
 }
 
 static uint32_t shortest(const struct kv_extents *e, uint32_t mask)
@@ -49,7 +106,7 @@ static uint32_t shortest(const struct kv_extents *e, uint32_t mask)
 static bool usable(const struct kv_extents *e, uint32_t mask, uint32_t i, bool with_dirty)
 {
 	for_each_gpu(e, g, mask) {
-		uint8_t s = e->map[g][i].state;
+		uint32_t s = e->map[g][i].state;
 
 		if (s == KV_EXTENT_OWNED || (s != KV_EXTENT_CLEAN && !with_dirty))
 			return false;
@@ -81,13 +138,13 @@ uint32_t kv_extents_available(const struct kv_extents *e, uint32_t mask, bool wi
 	return n;
 }
 
-static void move(struct kv_extents *e, uint32_t gpu, uint32_t first, uint32_t n, uint8_t from,
-		 uint8_t to, uint32_t owner)
+static void move(struct kv_extents *e, uint32_t gpu, uint32_t first, uint32_t n, uint32_t from,
+		 uint32_t to, uint32_t owner)
 {
 	assert(first + n <= e->n[gpu]);
 	for (uint32_t i = first; i < first + n; i++) {
 		assert(e->map[gpu][i].state == from);
-		e->map[gpu][i] = (struct kv_extent){ .owner = owner, .state = to };
+		set(e, gpu, i, to, owner);
 	}
 	e->n_state[gpu][from] -= n;
 	e->n_state[gpu][to] += n;

@@ -27,8 +27,13 @@ enum kv_extent_state {
 };
 
 struct kv_extent {
-	uint32_t owner; /* pool number, where OWNED */
-	uint8_t state;
+	union {
+		uint64_t word; /* changed by one store: the map may outlive its owner */
+		struct {
+			uint32_t owner; /* pool number, where OWNED */
+			uint32_t state;
+		};
+	};
 };
 
 struct kv_extents {
@@ -37,12 +42,29 @@ struct kv_extents {
 	uint32_t n[KV_MAX_GPUS]; /* extents of each arena */
 	uint32_t n_state[KV_MAX_GPUS][4];
 	struct kv_extent *map[KV_MAX_GPUS];
+	void *own_memory; /* of the maps, where the caller gave none */
 };
 
 /* kv_extents_init() - @clean: whether fresh memory is known to be zero. Return: 0 or -ENOMEM. */
 int kv_extents_init(struct kv_extents *e, uint32_t n_gpus, const uint64_t *arena_bytes,
 		    uint64_t extent_bytes, bool clean);
 void kv_extents_deinit(struct kv_extents *e);
+
+/*
+ * kv_extents_init_in() - likewise, with a map that outlives this process
+ * @memory: kv_extents_map_bytes(), the caller's; zero
+ *
+ * kv_extents_adopt() goes on with such a map as another process left it, at whatever instruction:
+ * what was being scrubbed is dirty again.
+ */
+void kv_extents_init_in(struct kv_extents *e, uint32_t n_gpus, const uint64_t *arena_bytes,
+			uint64_t extent_bytes, bool clean, void *memory);
+void kv_extents_adopt(struct kv_extents *e, uint32_t n_gpus, const uint64_t *arena_bytes,
+		      uint64_t extent_bytes, void *memory);
+uint64_t kv_extents_map_bytes(uint32_t n_gpus, const uint64_t *arena_bytes, uint64_t extent_bytes);
+
+/* kv_extents_reset() - after an adoption, extent @i of @gpu becomes DIRTY, whatever it was */
+void kv_extents_reset(struct kv_extents *e, uint32_t gpu, uint32_t i);
 
 /**
  * kv_extents_find() - a run that is CLEAN on all GPUs of @gpu_mask

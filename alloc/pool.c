@@ -6,20 +6,44 @@
 
 #include "alloc/pool.h"
 #include "alloc/pool_parts.h"
+#include "include/internal/killpoint.h"
 
-int kv_books_init(struct kv_books *b, const struct kv_shm_pool *head, uint64_t *index, void *shared)
+uint64_t kv_books_saved_bytes(uint32_t id_limit)
+{
+	return KV_SAVED_BYTES + (uint64_t)id_limit * sizeof(struct kv_book);
+}
+
+int kv_books_init_in(struct kv_books *b, const struct kv_shm_pool *head, uint64_t *index,
+		     void *shared, void *memory)
 {
 	memset(b, 0, sizeof(*b));
 	b->head = head;
 	b->shared = shared;
 	b->descriptors = kv_shm_descriptors(shared, head);
 	b->prefix = (struct kv_prefix){ index, head->n_buckets, head->id_limit };
-	b->next_serial = 1;
 	b->policy = kv_policies[1];
-	b->books = calloc(head->id_limit, sizeof(*b->books));
-	if (!b->books || kv_space_init(&b->space, head->id_limit, head->block_bytes, 0) < 0)
+	b->saved = memory;
+	b->books = (struct kv_book *)((char *)memory + KV_SAVED_BYTES);
+	if (!b->saved->magic) {
+		b->saved->serial_limit = 1;
+		b->saved->magic = KV_SAVED_MAGIC;
+	}
+	b->next_serial = b->saved->serial_limit;
+	return kv_space_init(&b->space, head->id_limit, head->block_bytes, 0);
+}
+
+int kv_books_init(struct kv_books *b, const struct kv_shm_pool *head, uint64_t *index, void *shared)
+{
+	void *memory = calloc(1, kv_books_saved_bytes(head->id_limit));
+	int r;
+
+	if (!memory) {
+		memset(b, 0, sizeof(*b));
 		return -ENOMEM;
-	return 0;
+	}
+	r = kv_books_init_in(b, head, index, shared, memory);
+	b->own_memory = memory;
+	return r;
 }
 
 int kv_books_set_extents(struct kv_books *b, uint64_t extent_bytes)
@@ -31,7 +55,7 @@ int kv_books_set_extents(struct kv_books *b, uint64_t extent_bytes)
 
 void kv_books_deinit(struct kv_books *b)
 {
-	free(b->books);
+	free(b->own_memory);
 	kv_space_deinit(&b->space);
 	free(b->lru.items);
 	free(b->victims);
@@ -39,23 +63,50 @@ void kv_books_deinit(struct kv_books *b)
 	memset(b, 0, sizeof(*b));
 }
 
+static void set_life(struct kv_books *b, int32_t id, uint32_t generation, uint8_t state,
+		     uint16_t owner)
+{
+	const struct kv_book next = { .generation = generation, .owner = owner, .state = state };
+
+	/* What the state needs stands in the book already: this is the moment (alloc/saved.h). */
+	kv_store_release(&b->books[id].life, next.life);
+	KV_KILLPOINT(worker_book_written);
+	/* Pairs with the loads in a client's pin: what was written to the descriptor comes first. */
+	kv_store_seq(&b->descriptors[id].word, kv_block_word(generation, owner, state));
+	KV_KILLPOINT(worker_book_mirrored);
+}
+
 /* Moves the books and their mirror to a state; counters are the caller's. */
 void kv_books_set_state(struct kv_books *b, int32_t id, uint8_t state, uint16_t owner)
 {
-	struct kv_book *book = &b->books[id];
-
-	book->state = state;
-	book->owner = owner;
-	/* Pairs with the loads in a client's pin: what was written to the descriptor comes first. */
-	kv_store_seq(&b->descriptors[id].word, kv_block_word(book->generation, owner, state));
+	set_life(b, id, b->books[id].generation, state, owner);
 }
 
 void kv_books_push_free(struct kv_books *b, int32_t id)
 {
-	b->books[id].generation++;
-	kv_books_set_state(b, id, KV_BLOCK_FREE, 0);
+	set_life(b, id, b->books[id].generation + 1, KV_BLOCK_FREE, 0);
 	kv_space_release(&b->space, id);
 	b->n_free++;
+}
+
+void kv_books_doubt(struct kv_books *b, int32_t id)
+{
+	struct kv_books_saved *saved = b->saved;
+
+	if (saved->doubt[~saved->n_doubt & 1] == id + 1)
+		return;
+	/* Released before the entry changes, which is a release as well. */
+	kv_store_release(&saved->doubt[saved->n_doubt & 1], id + 1);
+	kv_store_release(&saved->n_doubt, saved->n_doubt ^ 1);
+	KV_KILLPOINT(worker_index_in_doubt);
+}
+
+void kv_books_save_counts(struct kv_books *b)
+{
+	b->saved->n_published = b->n_published;
+	b->saved->n_duplicates = b->n_duplicates;
+	b->saved->n_evicted = b->n_evicted;
+	b->saved->n_granted = b->n_granted;
 }
 
 int kv_books_add(struct kv_books *b, int32_t id)
@@ -67,8 +118,7 @@ int kv_books_add(struct kv_books *b, int32_t id)
 		kv_books_set_state(b, id, KV_BLOCK_NULL, 0);
 		return 0;
 	}
-	b->books[id].generation++;
-	kv_books_set_state(b, id, KV_BLOCK_FREE, 0);
+	set_life(b, id, b->books[id].generation + 1, KV_BLOCK_FREE, 0);
 	b->n_total++;
 	b->n_free++;
 	return 0;
@@ -105,18 +155,26 @@ void kv_books_give_extent(struct kv_books *b, uint32_t i)
 	kv_space_own(&b->space, i, false);
 }
 
+int32_t kv_books_grant_one(struct kv_books *b, uint32_t slot, uint64_t posted)
+{
+	int32_t id = kv_space_pick(&b->space);
+
+	assert(id >= 0);
+	kv_space_use(&b->space, id);
+	b->books[id].posted = posted;
+	kv_books_set_state(b, id, KV_BLOCK_LEASED, (uint16_t)slot);
+	b->n_free--;
+	b->n_leased++;
+	b->n_leased_by[slot]++;
+	b->n_granted++;
+	return id;
+}
+
 void kv_books_grant(struct kv_books *b, uint32_t slot, uint32_t n, int32_t *ret_ids)
 {
 	assert(n <= b->n_free);
-	for (uint32_t i = 0; i < n; i++) {
-		ret_ids[i] = kv_space_pick(&b->space);
-		kv_space_use(&b->space, ret_ids[i]);
-		kv_books_set_state(b, ret_ids[i], KV_BLOCK_LEASED, (uint16_t)slot);
-	}
-	b->n_free -= n;
-	b->n_leased += n;
-	b->n_leased_by[slot] += n;
-	b->n_granted += n;
+	for (uint32_t i = 0; i < n; i++)
+		ret_ids[i] = kv_books_grant_one(b, slot, 0);
 }
 
 static uint64_t *holder_word(const struct kv_books *b, int32_t id, uint32_t slot)
@@ -224,6 +282,13 @@ int32_t kv_books_unlink_child(struct kv_books *b, int32_t id)
 	return book->parent;
 }
 
+static uint64_t next_serial(struct kv_books *b)
+{
+	if (b->next_serial == b->saved->serial_limit)
+		kv_store_release(&b->saved->serial_limit, b->next_serial + KV_SERIALS_A_TIME);
+	return b->next_serial++;
+}
+
 int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 {
 	struct kv_key key = { op->key_lo, op->key_hi };
@@ -254,13 +319,15 @@ int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 	/* Room for every cached block: from here on a push can't fail. */
 	if (kv_heap_reserve(&b->lru, b->n_cached + 1) < 0)
 		return -ENOMEM;
+	book->key = key;
+	kv_books_doubt(b, op->id);
 	if (kv_prefix_insert(&b->prefix, key, op->id) < 0)
 		return KV_PUBLISH_REFUSED;
+	KV_KILLPOINT(worker_index_inserted);
 
-	book->key = key;
 	book->parent = parent;
 	book->parent_serial = parent_serial;
-	book->serial = b->next_serial++;
+	book->serial = next_serial(b);
 	book->n_children = 0;
 	book->first_child = -1;
 	book->depth = 0;

@@ -26,6 +26,7 @@
 #include "alloc/ghost.h"
 #include "alloc/heap.h"
 #include "alloc/prefix.h"
+#include "alloc/saved.h"
 #include "alloc/space.h"
 #include "alloc/worth.h"
 #include "include/internal/shm.h"
@@ -34,11 +35,18 @@ struct kv_book {
 	uint64_t serial;
 	uint64_t parent_serial;
 	struct kv_key key;
-	uint32_t generation;
+	uint64_t posted; /* LEASED, TWIN: number of its grant in its session */
+	union {
+		uint64_t life; /* changed by one store: alloc/saved.h */
+		struct {
+			uint32_t generation;
+			uint16_t owner; /* LEASED, TWIN, QUARANTINED: session slot */
+			uint8_t state;	/* enum kv_block_state */
+			uint8_t reserved;
+		};
+	};
 	uint32_t n_children;
 	int32_t parent; /* CACHED: id or -1. TWIN: the twin's id */
-	uint16_t owner; /* LEASED, TWIN, QUARANTINED: session slot */
-	uint8_t state;	/* enum kv_block_state */
 	bool in_lru;
 	bool went_on;	 /* CACHED: a block was cached behind it at some time */
 	uint16_t n_uses; /* CACHED: after the first; 65535 and more are one */
@@ -68,17 +76,19 @@ struct kv_books {
 	void *shared; /* blocks memfd */
 	struct kv_shm_block *descriptors;
 	struct kv_prefix prefix;
-	struct kv_book *books; /* [id_limit] */
+	struct kv_books_saved *saved;
+	struct kv_book *books; /* [id_limit], behind it */
+	void *own_memory;      /* of these two, where the caller gave none */
 	struct kv_space space; /* exactly the blocks that are FREE, and who is where in the extents */
 	struct kv_heap lru; /* CACHED blocks: all without children, and parents not yet taken out */
 	struct kv_heap_item *victims; /* scratch of kv_books_evict(), [n_victims_room] */
 	uint32_t n_victims_room;
 	uint64_t next_serial;
 	const struct kv_policy *policy; /* "lru" until it is set */
-	struct kv_worth worth;
 	struct kv_ghosts ghosts;
 	uint64_t now;	     /* counts uses of blocks */
 	uint32_t refresh_in; /* evictions */
+	bool unscored;	     /* after a rebuild: no score in the heap is worked out yet */
 	uint32_t n_total, n_free, n_leased, n_cached, n_quarantined;
 	uint32_t n_leased_by[KV_MAX_SESSIONS]; /* LEASED and TWIN, by slot */
 	uint64_t n_published, n_duplicates, n_evicted, n_granted;
@@ -94,6 +104,37 @@ struct kv_books {
  */
 int kv_books_init(struct kv_books *b, const struct kv_shm_pool *head, uint64_t *index,
 		  void *shared);
+
+/*
+ * kv_books_init_in() - likewise, with books that outlive this process (alloc/saved.h)
+ * @memory: kv_books_saved_bytes(), the caller's; zero, or as another process left it
+ */
+int kv_books_init_in(struct kv_books *b, const struct kv_shm_pool *head, uint64_t *index,
+		     void *shared, void *memory);
+uint64_t kv_books_saved_bytes(uint32_t id_limit);
+
+/* What kv_books_rebuild() is told, and what it tells. */
+struct kv_books_found {
+	bool live[KV_MAX_SESSIONS];	   /* slots with a session; what others lease is free */
+	uint64_t granted[KV_MAX_SESSIONS]; /* of live slots: how many blocks were posted to it */
+	uint32_t n_unposted;		   /* result: leased, but not posted: free again */
+	uint32_t n_dropped;		   /* result: cached, and in doubt: free, or out of reach */
+	uint32_t n_mirrored;		   /* result: descriptors that said something else */
+	uint32_t n_index;		   /* result: entries of the index that were put right */
+};
+
+/**
+ * kv_books_rebuild() - go on with books that another process left, at whatever instruction
+ *
+ * After kv_books_init_in(), kv_books_set_extents(), and kv_space_own() for each extent of the pool.
+ * Blocks of those extents that are absent stay so. Return: 0; -ENOMEM; -EPROTO if it isn't such
+ * memory.
+ */
+int kv_books_rebuild(struct kv_books *b, struct kv_books_found *found);
+
+/* kv_books_save_counts() - what stats count goes on after a rebuild; exact when this was called last */
+void kv_books_save_counts(struct kv_books *b);
+
 void kv_books_deinit(struct kv_books *b);
 
 /**
@@ -113,6 +154,8 @@ void kv_books_remove(struct kv_books *b, int32_t first, int32_t n);
 
 /* kv_books_grant() - lease @n <= n_free blocks to @slot */
 void kv_books_grant(struct kv_books *b, uint32_t slot, uint32_t n, int32_t *ret_ids);
+/* kv_books_grant_one() - likewise, the grant of number @posted of its session. Return: its id */
+int32_t kv_books_grant_one(struct kv_books *b, uint32_t slot, uint64_t posted);
 
 /* kv_books_give() - a session is done with a block. 0; -EINVAL if it neither leases nor holds it */
 int kv_books_give(struct kv_books *b, uint32_t slot, int32_t id);

@@ -9,6 +9,9 @@
 void kv_books_set_state(struct kv_books *b, int32_t id, uint8_t state, uint16_t owner);
 void kv_books_push_free(struct kv_books *b, int32_t id); /* the generation moves on */
 
+/* pool.c: its entry in the index is about to change (alloc/saved.h) */
+void kv_books_doubt(struct kv_books *b, int32_t id);
+
 /* pool.c: a cached block stands in its parent's list of children, or leaves it. Return: the parent */
 int32_t kv_books_link_child(struct kv_books *b, int32_t id);
 int32_t kv_books_unlink_child(struct kv_books *b, int32_t id);

@@ -48,7 +48,13 @@
 	X(client_forked)           \
 	X(client_rolled_back)      \
 	X(client_close_sent)       \
-	X(client_closed)
+	X(client_closed)           \
+	X(worker_book_written)     \
+	X(worker_book_mirrored)    \
+	X(worker_index_in_doubt)   \
+	X(worker_index_inserted)   \
+	X(worker_index_removed)    \
+	X(worker_extent_written)
 
 enum kv_killpoint {
 #define KV_KILLPOINT_NUMBER(name) KV_KILLPOINT_##name,
