@@ -11,6 +11,7 @@
 #include <kvcached/attention.h>
 #include <kvcached/backend.h>
 #include <kvcached/tensor.h>
+#include <kvcached/state.h>
 #include <kvcached/stats.h>
 #include <kvcached/arch.h>
 #include <kvcached/plan.h>

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Causal convolution on state rows, of every backend of the device, against the answer in double.
+ */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "include/internal/error.h"
+#include "tests/kernels/buffer.h"
+#include "tests/kernels/test_gdn_problem.h"
+
+static const int types[] = {KV_BF16, KV_F32, KV_F16};
+
+/* Every width, type and order of the rows; lanes shorter and longer than the history. */
+START_TEST(every_width_and_type_agrees_with_the_answer)
+{
+	struct state_spec s = state_spec_default(PROBLEM_CONV);
+
+	s.seed = _i + 1;
+	s.conv_width = 2 + _i % 7;
+	s.dtype = types[_i % 3];
+	s.conv_dtype = types[_i % 4 == 3 ? 1 : _i % 3];
+	s.channel_major = _i % 2;
+	s.activation = _i % 5 ? KV_ACTIVATION_SILU : KV_ACTIVATION_NONE;
+	s.heads_k = _i % 4 == 0 ? 1000 : _i % 4 == 1 ? 37 : 256; /* channels */
+	s.gap = _i % 6 < 3 ? 0 : 8 * (_i % 3);
+	s.spare_tokens = _i % 3;
+	s.n_rows = 20;
+	state_spec_add(&s, 1, 0, 3, 3);
+	state_spec_add(&s, 1, 5, 1, 1);
+	state_spec_add(&s, 2, 9, 2, 12);
+	state_spec_add(&s, 0, 9, 16, 16);
+	state_spec_add(&s, 3, 0, -1, 13);
+	state_spec_add(&s, 70, 128, 4, 4);
+	state_spec_add(&s, 129, 0, 5, 5);
+	state_spec_add(&s, 4, 64, 6, 14);
+	state_spec_add(&s, 1, 64, -1, -1);
+	state_spec_check(&s);
+}
+END_TEST
+
+/* A token a lane, as in decode, at each batch. */
+START_TEST(an_update_of_any_batch_agrees_with_the_answer)
+{
+	static const int batches[] = {1, 2, 7, 64, 129, 512};
+	struct state_spec s = state_spec_default(PROBLEM_CONV);
+	int n = batches[_i];
+
+	s.n_rows = n + 1;
+	s.nan_inputs = true;
+	for (int b = 0; b < n; b++) {
+		int row = (int)((b * 7919LL + 5) % (n + 1));
+
+		state_spec_add(&s, 1, b % 3 ? 17 : 0, b % 7 == 6 ? -1 : row, b % 7 == 6 ? -1 : row);
+	}
+	state_spec_check(&s);
+}
+END_TEST
+
+/* Lanes that begin a token or two before the end of whatever tile a backend takes. */
+START_TEST(history_is_right_wherever_a_lane_begins)
+{
+	struct state_spec s = state_spec_default(PROBLEM_CONV);
+
+	s.n_rows = 40;
+	for (int b = 0; b < 18; b++)
+		state_spec_add(&s, 1 + (b * 5 + _i) % 19 + (b == 3 ? 200 : 0), b % 2 ? 30 : 0, b,
+			       b);
+	state_spec_check(&s);
+}
+END_TEST
+
+START_TEST(checkpoints_and_steps_are_the_last_inputs_there)
+{
+	struct state_spec s = state_spec_default(PROBLEM_CONV);
+
+	s.n_rows = 24;
+	s.interval = _i ? 64 : 6;
+	s.channel_major = _i;
+	s.step_width = 3;
+	for (int b = 0; b < 3; b++) {
+		state_spec_add(&s, b ? b : 2 * s.interval + 2, b ? s.interval - 1 : 0, b, 3 + b);
+		for (int c = 0; c < 3; c++)
+			s.steps[b][c] = 6 + 3 * b + c;
+		s.table[b][0] = 15 + 2 * b;
+		s.table[b][1] = 16 + 2 * b;
+	}
+	state_spec_check(&s);
+}
+END_TEST
+
+START_TEST(drafts_are_rolled_back_by_naming_an_earlier_state)
+{
+	struct state_spec s = state_spec_default(PROBLEM_CONV);
+
+	s.n_rows = 8;
+	s.step_width = 4;
+	s.accepts = s.no_write = true;
+	for (int b = 0; b < 2; b++) {
+		state_spec_add(&s, 4, 30, -1, -1);
+		for (int i = 0; i < 4; i++)
+			s.steps[b][i] = 4 * b + i;
+	}
+	for (int i = 0; state_problem_backends()[i]; i++) {
+		const struct kv_state_backend *backend = state_problem_backends()[i];
+		struct state_problem *p = state_problem_new(&s);
+
+		for (int round = 0; round < 4 && state_problem_can_run(p, backend); round++) {
+			free(state_problem_check(p, backend));
+			p->spec.accepted[0] = 1 + round;
+			p->spec.accepted[1] = 4 - round;
+			state_problem_inputs(p, 20 + round);
+			state_problem_batch(p);
+		}
+		state_problem_free(p);
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("kernels/conv");
+	TCase *tcase = tcase_create("conv");
+	SRunner *runner = srunner_create(suite);
+	int n_failed;
+
+	if (!buffer_device_present())
+		return 77;
+	if (buffer_device == KV_DEVICE_CUDA)
+		srunner_set_fork_status(runner, CK_NOFORK);
+	tcase_add_loop_test(tcase, every_width_and_type_agrees_with_the_answer, 0, 24);
+	tcase_add_loop_test(tcase, an_update_of_any_batch_agrees_with_the_answer, 0, 6);
+	tcase_add_loop_test(tcase, history_is_right_wherever_a_lane_begins, 0, 8);
+	tcase_add_loop_test(tcase, checkpoints_and_steps_are_the_last_inputs_there, 0, 2);
+	tcase_add_test(tcase, drafts_are_rolled_back_by_naming_an_earlier_state);
+	tcase_set_timeout(tcase, 120);
+	suite_add_tcase(suite, tcase);
+	srunner_run_all(runner, CK_NORMAL);
+	n_failed = srunner_ntests_failed(runner);
+	srunner_free(runner);
+	return n_failed ? 1 : 0;
+}
