@@ -53,6 +53,12 @@ static const struct kv_policy lru = {"lru", score_lru, false};
 
 const struct kv_policy *const kv_policies[] = {&worth, &lru, NULL};
 
+/* Before all others if its epoch is over. */
+static uint64_t score_of(const struct kv_books *b, int32_t id)
+{
+	return b->books[id].stale ? 0 : b->policy->score(b, id);
+}
+
 /* Behind all others, until it is looked at again. */
 static uint64_t last_score(const struct kv_books *b)
 {
@@ -99,7 +105,7 @@ int kv_books_touch(struct kv_books *b, int32_t id, uint32_t n)
 
 void kv_books_enlist(struct kv_books *b, int32_t id)
 {
-	push_lru(b, id, b->policy->score(b, id));
+	push_lru(b, id, score_of(b, id));
 }
 
 bool kv_books_is_held(const struct kv_books *b, int32_t id)
@@ -142,7 +148,7 @@ static void put_back(struct kv_books *b, struct kv_heap_item item)
 static void refresh(struct kv_books *b)
 {
 	for (uint32_t i = 0; i < b->lru.n; i++)
-		b->lru.items[i].stamp = b->policy->score(b, b->lru.items[i].id);
+		b->lru.items[i].stamp = score_of(b, b->lru.items[i].id);
 	kv_heap_order(&b->lru);
 	b->unscored = false;
 	b->refresh_in = b->lru.n / 16 + 16;
@@ -164,7 +170,7 @@ static uint32_t choose_victims(struct kv_books *b, uint32_t n)
 		if (b->unscored || (b->policy->fades && !b->refresh_in))
 			refresh(b);
 		top = b->lru.items[0];
-		score = b->policy->score(b, top.id);
+		score = score_of(b, top.id);
 		if (!b->books[top.id].n_children && score > top.stamp) {
 			kv_heap_restamp_top(&b->lru, score);
 			continue;
@@ -202,9 +208,51 @@ static void keep_ghost(struct kv_books *b, int32_t id)
 	kv_ghosts_add(&b->ghosts, &ghost, 3 * b->n_total, expired, b);
 }
 
+/* Blocks of epochs that are over were held, and stand where held ones do: not those let go since. */
+static void look_at_stale(struct kv_books *b)
+{
+	uint32_t kept = 0;
+	bool found = false;
+
+	for (uint32_t i = 0; i < b->n_stale; i++) {
+		int32_t id = b->stale_ids[i];
+
+		if (!b->books[id].stale)
+			continue;
+		b->stale_ids[kept++] = id;
+		found = found || !kv_books_is_held(b, id);
+	}
+	b->n_stale = kept;
+	if (found)
+		refresh(b);
+}
+
+int64_t kv_books_new_epoch(struct kv_books *b)
+{
+	int32_t *ids = realloc(b->stale_ids, (b->n_cached + 1) * sizeof(*ids));
+
+	if (!ids)
+		return -ENOMEM;
+	b->stale_ids = ids;
+	b->epoch++;
+	for (uint32_t i = 0; i < b->head->id_limit; i++)
+		b->books[i].stale = b->books[i].state == KV_BLOCK_CACHED;
+	refresh(b);
+	b->n_stale = 0; /* they are noted anew, with those that come to it */
+	kv_books_evict(b, b->n_cached, false);
+	for (uint32_t i = 0; i < b->head->id_limit; i++) {
+		if (b->books[i].stale)
+			b->stale_ids[b->n_stale++] = (int32_t)i;
+	}
+	return b->n_stale;
+}
+
 uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all)
 {
 	uint32_t found;
+
+	if (b->n_stale)
+		look_at_stale(b);
 
 	if (n > b->n_cached) {
 		if (all)
@@ -230,7 +278,8 @@ uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all)
 		kv_books_doubt(b, b->victims[i].id);
 		kv_prefix_remove(&b->prefix, b->books[b->victims[i].id].key, b->victims[i].id);
 		KV_KILLPOINT(worker_index_removed);
-		keep_ghost(b, b->victims[i].id);
+		if (!b->books[b->victims[i].id].stale)
+			keep_ghost(b, b->victims[i].id);
 		kv_books_push_free(b, b->victims[i].id);
 	}
 	b->n_cached -= found;

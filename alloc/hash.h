@@ -18,4 +18,7 @@ struct kv_key {
 struct kv_key kv_key_next(uint64_t seed, struct kv_key parent, const int32_t *tokens,
 			  size_t n_tokens);
 
+/* kv_key_fold() - what the first block of a chain, or one with a row, follows: @data as well */
+struct kv_key kv_key_fold(uint64_t seed, struct kv_key parent, const void *data, size_t n_bytes);
+
 #endif

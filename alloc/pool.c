@@ -22,6 +22,7 @@ int kv_books_init_in(struct kv_books *b, const struct kv_shm_pool *head, uint64_
 	b->descriptors = kv_shm_descriptors(shared, head);
 	b->prefix = (struct kv_prefix){ index, head->n_buckets, head->id_limit };
 	b->policy = kv_policies[1];
+	b->epoch = head->epoch;
 	b->saved = memory;
 	b->books = (struct kv_book *)((char *)memory + KV_SAVED_BYTES);
 	if (!b->saved->magic) {
@@ -59,6 +60,7 @@ void kv_books_deinit(struct kv_books *b)
 	kv_space_deinit(&b->space);
 	free(b->lru.items);
 	free(b->victims);
+	free(b->stale_ids);
 	kv_ghosts_deinit(&b->ghosts);
 	memset(b, 0, sizeof(*b));
 }
@@ -84,6 +86,7 @@ void kv_books_set_state(struct kv_books *b, int32_t id, uint8_t state, uint16_t 
 
 void kv_books_push_free(struct kv_books *b, int32_t id)
 {
+	b->books[id].stale = false;
 	set_life(b, id, b->books[id].generation + 1, KV_BLOCK_FREE, 0);
 	kv_space_release(&b->space, id);
 	b->n_free++;
@@ -206,11 +209,21 @@ int kv_books_give(struct kv_books *b, uint32_t slot, int32_t id)
 	return -EINVAL;
 }
 
-/* The block of @key after a parent of @parent_serial with the tokens of block @id; -1: none. */
+/* Were both computed from the same? They follow the same, and both have a row or none. */
+static bool is_same(const struct kv_books *b, int32_t id, int32_t other, bool rows)
+{
+	size_t bytes = b->head->block_tokens * sizeof(int32_t);
+
+	return !memcmp(kv_shm_tokens(b->shared, b->head, id),
+		       kv_shm_tokens(b->shared, b->head, other), bytes) &&
+	       (!rows || !memcmp(kv_shm_row(b->shared, b->head, id),
+				 kv_shm_row(b->shared, b->head, other), sizeof(struct kv_shm_row)));
+}
+
+/* The block of @key after a parent of @parent_serial with the content of block @id; -1: none. */
 static int32_t find_twin(const struct kv_books *b, struct kv_key key, uint64_t parent_serial,
 			 int32_t id)
 {
-	size_t bytes = b->head->block_tokens * sizeof(int32_t);
 	uint32_t cursor = 0;
 	int32_t c;
 
@@ -219,8 +232,7 @@ static int32_t find_twin(const struct kv_books *b, struct kv_key key, uint64_t p
 
 		if (book->state == KV_BLOCK_CACHED && book->key.lo == key.lo &&
 		    book->key.hi == key.hi && book->parent_serial == parent_serial &&
-		    !memcmp(kv_shm_tokens(b->shared, b->head, c),
-			    kv_shm_tokens(b->shared, b->head, id), bytes))
+		    is_same(b, c, id, parent_serial & KV_SERIAL_ROW))
 			return c;
 	}
 	return -1;
@@ -233,9 +245,9 @@ static bool resolve_parent(const struct kv_books *b, uint32_t slot, const struct
 	const struct kv_book *book;
 
 	*parent = op->parent;
-	*ret_serial = 0;
+	*ret_serial = kv_serial_root(b->epoch);
 	if (op->parent == -1)
-		return true;
+		return op->parent_serial == *ret_serial;
 	if (op->parent < 0 || (uint32_t)op->parent >= b->head->id_limit)
 		return false;
 
@@ -244,10 +256,11 @@ static bool resolve_parent(const struct kv_books *b, uint32_t slot, const struct
 		*parent = book->parent;
 		*ret_serial = book->serial;
 		book = &b->books[*parent];
-		return book->state == KV_BLOCK_CACHED && book->serial == *ret_serial;
+		return book->state == KV_BLOCK_CACHED && book->serial == *ret_serial &&
+		       !book->stale;
 	}
 	*ret_serial = book->serial;
-	return book->state == KV_BLOCK_CACHED &&
+	return book->state == KV_BLOCK_CACHED && !book->stale &&
 	       (!op->parent_serial || op->parent_serial == book->serial);
 }
 
@@ -306,6 +319,8 @@ int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 	if (!resolve_parent(b, slot, op, &parent, &parent_serial))
 		return KV_PUBLISH_REFUSED;
 
+	if (op->flags & KV_OP_ROW)
+		parent_serial |= KV_SERIAL_ROW;
 	twin = find_twin(b, key, parent_serial, op->id);
 	if (twin >= 0) {
 		book->parent = twin;

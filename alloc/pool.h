@@ -33,7 +33,7 @@
 
 struct kv_book {
 	uint64_t serial;
-	uint64_t parent_serial;
+	uint64_t parent_serial; /* with KV_SERIAL_*, as in the descriptor */
 	struct kv_key key;
 	uint64_t posted; /* LEASED, TWIN: number of its grant in its session */
 	union {
@@ -49,6 +49,7 @@ struct kv_book {
 	int32_t parent; /* CACHED: id or -1. TWIN: the twin's id */
 	bool in_lru;
 	bool went_on;	 /* CACHED: a block was cached behind it at some time */
+	bool stale;	 /* CACHED: of an epoch that is over */
 	uint16_t n_uses; /* CACHED: after the first; 65535 and more are one */
 	uint32_t depth;	 /* CACHED: blocks before it in its chain */
 	uint64_t last;	 /* CACHED: kv_books::now when it was last published or found */
@@ -84,6 +85,9 @@ struct kv_books {
 	struct kv_heap_item *victims; /* scratch of kv_books_evict(), [n_victims_room] */
 	uint32_t n_victims_room;
 	uint64_t next_serial;
+	uint64_t epoch;
+	int32_t *stale_ids; /* [n_stale] that were held when their epoch ended, and are not gone */
+	uint32_t n_stale;
 	const struct kv_policy *policy; /* "lru" until it is set */
 	struct kv_ghosts ghosts;
 	uint64_t now;	     /* counts uses of blocks */
@@ -163,11 +167,20 @@ int kv_books_give(struct kv_books *b, uint32_t slot, int32_t id);
 enum kv_publish_answer {
 	KV_PUBLISHED = 0,
 	KV_PUBLISH_TWIN = 1,	/* cached already: the lease goes on, the descriptor names the twin */
-	KV_PUBLISH_REFUSED = 2, /* its parent isn't cached any more, or the index is full */
+	KV_PUBLISH_REFUSED = 2, /* its parent isn't cached any more, its epoch is over, or the
+				 * index is full */
 };
 
 /* kv_books_publish() - an enum kv_publish_answer; -EINVAL for an op that can't be; -ENOMEM */
 int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op);
+
+/**
+ * kv_books_new_epoch() - what is cached is not found any more, and nothing is published behind it
+ *
+ * What nobody holds becomes free at once; the rest goes before anything else once it isn't held.
+ * Return: how many are still held; -ENOMEM: nothing has changed.
+ */
+int64_t kv_books_new_epoch(struct kv_books *b);
 
 /* kv_books_touch() - a lookup found @n blocks of a chain, the last of them @id. 0; -EINVAL */
 int kv_books_touch(struct kv_books *b, int32_t id, uint32_t n);

@@ -50,7 +50,7 @@ static void check_cached(const struct kv_books *b, int32_t id, uint32_t *childre
 	if (book->parent < 0)
 		return;
 	if (b->books[book->parent].state != KV_BLOCK_CACHED ||
-	    b->books[book->parent].serial != book->parent_serial)
+	    b->books[book->parent].serial != (book->parent_serial & ~KV_SERIAL_ROW))
 		wrong(r, "block %d is cached but its parent %d is not", id, book->parent);
 	children[book->parent]++;
 }

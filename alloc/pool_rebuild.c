@@ -5,6 +5,7 @@
  * scores are worked out at the first eviction.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "alloc/pool_parts.h"
@@ -89,7 +90,7 @@ static bool has_parent(const struct kv_books *b, const struct kv_book *book)
 		return true;
 	return book->parent >= 0 && (uint32_t)book->parent < b->head->id_limit &&
 	       b->books[book->parent].state == KV_BLOCK_CACHED &&
-	       b->books[book->parent].serial == book->parent_serial;
+	       b->books[book->parent].serial == (book->parent_serial & ~KV_SERIAL_ROW);
 }
 
 static void drop_orphans(struct kv_books *b, int32_t id, struct kv_books_found *found)
@@ -182,6 +183,13 @@ static void enlist(struct kv_books *b, int32_t id, struct kv_books_found *found)
 	book->in_lru = true;
 }
 
+static void count_stale(struct kv_books *b, int32_t id, struct kv_books_found *found)
+{
+	(void)found;
+	if (b->books[id].state == KV_BLOCK_CACHED && b->books[id].stale)
+		b->stale_ids[b->n_stale++] = id;
+}
+
 /* One entry if it is cached, none if not. */
 static void settle_entry(struct kv_books *b, int32_t id, struct kv_books_found *found)
 {
@@ -265,6 +273,10 @@ int kv_books_rebuild(struct kv_books *b, struct kv_books_found *found)
 	if (kv_heap_reserve(&b->lru, b->n_cached) < 0)
 		return -ENOMEM;
 	for_each(b, found, enlist);
+	b->stale_ids = malloc((b->n_cached + 1) * sizeof(*b->stale_ids));
+	if (!b->stale_ids)
+		return -ENOMEM;
+	for_each(b, found, count_stale);
 	b->unscored = true;
 	b->now++;
 	b->n_published = saved->n_published;

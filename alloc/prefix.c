@@ -3,6 +3,8 @@
 
 #include "alloc/prefix.h"
 
+#define CROWDED 6u /* places of a bucket that are taken */
+
 uint32_t kv_prefix_buckets(uint32_t id_limit)
 {
 	uint64_t places = (uint64_t)id_limit * 2;
@@ -18,16 +20,19 @@ static uint64_t *bucket_of(struct kv_prefix *prefix, struct kv_key key, int i)
 	return prefix->words + (uint64_t)kv_prefix_bucket(prefix, key, i) * KV_BUCKET_WORDS;
 }
 
-static int count(const uint64_t *bucket, uint64_t **ret_empty)
+/* How many places of a bucket are taken, and the first free one from the key's own on. */
+static uint32_t count(uint64_t *bucket, uint32_t place, uint64_t **ret_empty)
 {
-	int n = 0;
+	uint32_t n = 0;
 
 	*ret_empty = NULL;
-	for (int i = 0; i < KV_BUCKET_WORDS; i++) {
-		if (bucket[i])
+	for (uint32_t i = 0; i < KV_BUCKET_WORDS; i++) {
+		uint64_t *word = &bucket[(place + i) % KV_BUCKET_WORDS];
+
+		if (*word)
 			n++;
 		else if (!*ret_empty)
-			*ret_empty = (uint64_t *)bucket + i;
+			*ret_empty = word;
 	}
 	return n;
 }
@@ -35,15 +40,16 @@ static int count(const uint64_t *bucket, uint64_t **ret_empty)
 int kv_prefix_insert(struct kv_prefix *prefix, struct kv_key key, int32_t id)
 {
 	uint64_t *empty[2];
-	int n[2];
+	uint32_t n[2];
 
 	for (int i = 0; i < 2; i++)
-		n[i] = count(bucket_of(prefix, key, i), &empty[i]);
+		n[i] = count(bucket_of(prefix, key, i), kv_prefix_place(key), &empty[i]);
 	if (!empty[0] && !empty[1])
 		return -ENOSPC;
 
-	/* The emptier of the two keeps both from filling up. */
-	kv_store_release(empty[n[1] < n[0]], (uint64_t)(uint32_t)key.hi << 32 | (uint32_t)(id + 1));
+	/* The first is looked at first; before it fills up the emptier of the two is taken. */
+	kv_store_release(empty[n[0] >= CROWDED && n[1] < n[0]],
+			 (uint64_t)(uint32_t)key.hi << 32 | (uint32_t)(id + 1));
 	return 0;
 }
 

@@ -257,3 +257,29 @@ void kv_control_drop(struct kv_peer *peer, const struct kv_msg_drop *msg)
 	kv_wire_init(&reply.head, KV_MSG_OK, sizeof(reply), msg->head.tag);
 	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
 }
+
+void kv_control_epoch(struct kv_peer *peer, const struct kv_msg_drop *msg)
+{
+	struct kv_pool *pool = kv_pool_find(peer->daemon, msg->name);
+	struct kv_msg_epoch reply = { 0 };
+	int64_t n_held;
+
+	if (!pool) {
+		kv_peer_error(peer, msg->head.tag, -ENOENT, "there is no pool '%s'", msg->name);
+		return;
+	}
+	n_held = kv_books_new_epoch(&pool->books);
+	if (n_held < 0) {
+		kv_peer_error(peer, msg->head.tag, (int)n_held, "no memory for a new epoch");
+		return;
+	}
+	/* Pairs with the load in kv_pool_epoch(). */
+	kv_store_release(&pool->head->epoch, pool->books.epoch);
+	kv_log(KV_LOG_INFO, "pool '%s': epoch %llu; %lld blocks of older ones are held", pool->name,
+	       (unsigned long long)pool->books.epoch, (long long)n_held);
+	kv_capacity_serve(peer->daemon, pool);
+	reply.epoch = pool->books.epoch;
+	reply.n_held = (uint64_t)n_held;
+	kv_wire_init(&reply.head, KV_MSG_EPOCH, sizeof(reply), msg->head.tag);
+	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
+}

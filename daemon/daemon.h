@@ -210,5 +210,6 @@ int kv_mover_main(int fd); /* the mover process itself: mover_main.c */
 void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg);
 void kv_control_check(struct kv_peer *peer, uint32_t tag);
 void kv_control_drop(struct kv_peer *peer, const struct kv_msg_drop *msg);
+void kv_control_epoch(struct kv_peer *peer, const struct kv_msg_drop *msg);
 
 #endif

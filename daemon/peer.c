@@ -279,6 +279,16 @@ static void handle_drop(struct kv_peer *peer, const void *data)
 		kv_peer_error(peer, msg->head.tag, -EINVAL, "pool name must be shorter than 64 bytes");
 }
 
+static void handle_epoch(struct kv_peer *peer, const void *data)
+{
+	const struct kv_msg_drop *msg = data;
+
+	if (is_text(msg->name, KV_NAME_MAX))
+		kv_control_epoch(peer, msg);
+	else
+		kv_peer_error(peer, msg->head.tag, -EINVAL, "pool name must be shorter than 64 bytes");
+}
+
 static const struct handler {
 	uint32_t size;	    /* exact, or the least if `longer` */
 	bool longer;
@@ -297,6 +307,7 @@ static const struct handler {
 	[KV_MSG_STATS] = { sizeof(struct kv_msg_stats), false, false, handle_stats },
 	[KV_MSG_CHECK] = { sizeof(struct kv_msg_plain), false, false, handle_check },
 	[KV_MSG_POOL_DROP] = { sizeof(struct kv_msg_drop), false, false, handle_drop },
+	[KV_MSG_POOL_EPOCH] = { sizeof(struct kv_msg_drop), false, false, handle_epoch },
 };
 
 static void handle(struct kv_peer *peer, const struct kv_wire_head *head, size_t size)

@@ -65,6 +65,15 @@ static uint32_t id_limit_of(const struct kv_pool *pool)
 	return (uint32_t)(arena / pool->block_bytes);
 }
 
+/* $KVCACHED_TEST_KEY_BITS: tests make keys of few bits, which collide. */
+static uint64_t test_key_mask(void)
+{
+	const char *text = getenv("KVCACHED_TEST_KEY_BITS");
+	int bits = text ? atoi(text) : 64;
+
+	return bits < 0 || bits >= 64 ? UINT64_MAX : ((uint64_t)1 << bits) - 1;
+}
+
 static int make_pages(struct kv_pool *pool)
 {
 	uint32_t id_limit = id_limit_of(pool);
@@ -74,6 +83,7 @@ static int make_pages(struct kv_pool *pool)
 		.abi = KV_SHM_ABI,
 		.boot_nonce = pool->daemon->boot_nonce,
 		.pool_id = pool->id,
+		.key_mask = test_key_mask(),
 		.block_bytes = pool->block_bytes,
 		.block_tokens = pool->layout.block_tokens,
 		.id_limit = id_limit,
@@ -89,8 +99,10 @@ static int make_pages(struct kv_pool *pool)
 				   (uint64_t)n_buckets * KV_BUCKET_WORDS * sizeof(uint64_t));
 	head.tokens_offset = page_up(head.descriptors_offset +
 				     (uint64_t)id_limit * sizeof(struct kv_shm_block));
-	head.blocks_bytes = page_up(head.tokens_offset +
-				    (uint64_t)id_limit * head.block_tokens * sizeof(int32_t));
+	head.rows_offset = page_up(head.tokens_offset +
+				   (uint64_t)id_limit * head.block_tokens * sizeof(int32_t));
+	head.blocks_bytes =
+		page_up(head.rows_offset + (uint64_t)id_limit * sizeof(struct kv_shm_row));
 
 	r = shared_pages("kvcached-index", head.index_bytes, &pool->index_fd, (void **)&pool->head);
 	if (r < 0)

@@ -6,6 +6,7 @@
  *   client.c      kv_client                         stats.c   stats, check, drop
  *   pool.c        opening, mapping, views           magazine.c  leases at hand, give, the op ring
  *   later.c       what waits for GPU work           sequence.c, lookup.c, publish.c, batch.c
+ *   pin.h         holding cached blocks             identity.c  fields, extras, epochs
  *
  * A kv_pool has a connection of its own: it is one session of the daemon. Its hot path (take, give, pin,
  * unpin) touches only memory; nothing there is locked, because a pool belongs to one thread.
@@ -18,6 +19,7 @@
 #include <sys/un.h>
 
 #include "alloc/hash.h"
+#include "alloc/identity.h"
 #include "alloc/layout.h"
 #include "alloc/prefix.h"
 #include "include/internal/cleanup.h"
@@ -103,6 +105,7 @@ struct kv_pool {
 	struct kv_connection connection;
 	uint32_t fork_generation;
 	bool lost; /* the daemon is gone, or GPU work can't be known to end */
+	bool keep_epoch; /* new sequences are of head.epoch */
 
 	struct kv_layout layout;
 	struct kv_component *components; /* owned */
@@ -135,6 +138,7 @@ struct kv_pool {
 	kv_block_id *copies;  /* [n_copies][2] noted by reserve; each source is held */
 	uint32_t n_copies, copies_room;
 	uint32_t n_seqs, n_batches; /* that must be freed before the pool is closed */
+	struct kv_seq *spare; /* one that was freed, or NULL: its arrays serve the next */
 };
 
 /* ---- magazine.c ---- */
@@ -146,11 +150,10 @@ void kv_ops_try(struct kv_pool *pool, const struct kv_op *op); /* if the ring is
 void kv_ops_kick(struct kv_pool *pool);
 void kv_block_release(struct kv_pool *pool, kv_block_id id); /* one reference less */
 
-/* kv_block_pin() - hold a cached block if it is what is looked for; true: one reference more */
-bool kv_block_pin(struct kv_pool *pool, kv_block_id id, struct kv_key key, uint64_t parent_serial,
-		  const int32_t *tokens);
-/* kv_block_pin_twin() - likewise, known by its serial */
+/* kv_block_pin_twin() - hold a cached block known by its serial; true: one reference more */
 bool kv_block_pin_twin(struct kv_pool *pool, kv_block_id id, uint64_t serial);
+/* kv_give_is_pending() - may our bit still be cleared by a give that is on its way? */
+bool kv_give_is_pending(struct kv_pool *pool, kv_block_id id);
 /* kv_block_is_cached() - has a block that is held been published by now? */
 bool kv_block_is_cached(struct kv_pool *pool, kv_block_id id);
 /* kv_block_is_shared() - may others see it, in this process or another? Then it isn't written. */
@@ -180,7 +183,7 @@ void kv_later_poll(struct kv_pool *pool);
 /* kv_later_finish() - wait for all. 0, -ETIMEDOUT, -EIO */
 int kv_later_finish(struct kv_pool *pool, int64_t deadline);
 
-/* ---- sequence.c ---- */
+/* ---- sequence.c, lookup.c, publish.c ---- */
 
 struct kv_seq {
 	struct kv_pool *pool;
@@ -190,12 +193,27 @@ struct kv_seq {
 	kv_block_id *table;
 	size_t n_blocks, table_room;
 	struct kv_key *keys; /* [n_submitted] of the blocks that were published or found */
+	struct kv_identity identity;
+	uint64_t root; /* what its first block follows: the epoch of its first token */
 	size_t n_submitted;  /* leading blocks, <= len / block_tokens */
 	size_t n_settled;    /* of these, how many have had the daemon's answer */
 	size_t keys_room;
 };
 
 int kv_seq_grow(void **array, size_t *room, size_t n, size_t item); /* 0 or -ENOMEM */
+void kv_seq_discard(struct kv_seq *seq); /* its memory alone */
+/* kv_seq_begin() - the first token comes: it belongs to the epoch that is now */
+void kv_seq_begin(struct kv_seq *seq);
+
+/**
+ * kv_seq_key() - of block @i, which holds @tokens; those before it have theirs in seq->keys
+ * @ret_row: filled if the block has one
+ *
+ * Return: whether it has.
+ */
+bool kv_seq_key(const struct kv_seq *seq, size_t i, const int32_t *tokens, struct kv_key *ret_key,
+		struct kv_shm_row *ret_row);
+
 /* kv_seq_stamp() - used now: later stamps for the beginning of a chain than for its end */
 void kv_seq_stamp(struct kv_seq *seq, size_t first, size_t end);
 

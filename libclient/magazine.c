@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "include/internal/ring.h"
-#include "libclient/internal.h"
+#include "libclient/pin.h"
 
 static int lost(struct kv_pool *pool, int r)
 {
@@ -256,22 +256,6 @@ KV_PUBLIC int kv_blocks_give(struct kv_pool *pool, uint32_t n, const kv_block_id
 	return r;
 }
 
-static uint64_t *own_word(const struct kv_pool *pool, kv_block_id id)
-{
-	return &pool->descriptors[id].holders[pool->slot / 64];
-}
-
-static uint64_t own_bit(const struct kv_pool *pool)
-{
-	return (uint64_t)1 << pool->slot % 64;
-}
-
-static void unpin(struct kv_pool *pool, kv_block_id id)
-{
-	/* Release: what was read of the block comes before its eviction. */
-	kv_and_release(own_word(pool, id), ~own_bit(pool));
-}
-
 static void forget_copy_to(struct kv_pool *pool, kv_block_id id)
 {
 	for (uint32_t i = 0; i < pool->n_copies; i++) {
@@ -291,6 +275,8 @@ void kv_block_release(struct kv_pool *pool, kv_block_id id)
 {
 	uint32_t r = pool->refs[id];
 
+	if (id == pool->head.null_block) /* a hole in a table */
+		return;
 	if ((r & KV_REF_COUNT) > 1) {
 		pool->refs[id] = r - 1;
 		return;
@@ -304,7 +290,7 @@ void kv_block_release(struct kv_pool *pool, kv_block_id id)
 		flush_if_full(pool);
 	} else if (r & KV_REF_CACHED ||
 		   kv_block_state(kv_load_acquire(&pool->descriptors[id].word)) == KV_BLOCK_CACHED) {
-		unpin(pool, id);
+		kv_unpin(pool, id);
 	} else {
 		/* The daemon has yet to say what became of it: this op comes after that one. */
 		pool->refs[id] = KV_REF_GIVEN;
@@ -313,8 +299,7 @@ void kv_block_release(struct kv_pool *pool, kv_block_id id)
 	}
 }
 
-/* May our bit still be cleared by a give that is on its way? */
-static bool give_is_pending(struct kv_pool *pool, kv_block_id id)
+bool kv_give_is_pending(struct kv_pool *pool, kv_block_id id)
 {
 	if (!(pool->refs[id] & KV_REF_GIVEN))
 		return false;
@@ -338,63 +323,14 @@ bool kv_block_is_cached(struct kv_pool *pool, kv_block_id id)
 	return true;
 }
 
-/* Holds the block if it is cached: from then on it can't change. False: it isn't, nothing is held. */
-static bool hold(struct kv_pool *pool, kv_block_id id)
-{
-	struct kv_shm_block *d = &pool->descriptors[id];
-
-	if (pool->refs[id] & KV_REF_COUNT)
-		return kv_block_is_cached(pool, id);
-	if (give_is_pending(pool, id))
-		return false;
-	/* The bit, then a look: against the daemon's EVICTING, then a look (shm.h). */
-	kv_or_seq(own_word(pool, id), own_bit(pool));
-	if (kv_block_state(kv_load_seq(&d->word)) == KV_BLOCK_CACHED)
-		return true;
-	unpin(pool, id);
-	return false;
-}
-
-static void keep(struct kv_pool *pool, kv_block_id id)
-{
-	pool->refs[id] = (pool->refs[id] | KV_REF_CACHED) + 1;
-}
-
-static void let_go(struct kv_pool *pool, kv_block_id id)
-{
-	if (!(pool->refs[id] & KV_REF_COUNT))
-		unpin(pool, id);
-}
-
-bool kv_block_pin(struct kv_pool *pool, kv_block_id id, struct kv_key key, uint64_t parent_serial,
-		  const int32_t *tokens)
-{
-	const struct kv_shm_block *d = &pool->descriptors[id];
-
-	/* Most candidates are right; the key is looked at first to spare the others an atomic. */
-	if (kv_load_relaxed(&d->key_lo) != key.lo || kv_load_relaxed(&d->key_hi) != key.hi)
-		return false;
-	if (!hold(pool, id))
-		return false;
-	if (kv_load_relaxed(&d->key_lo) == key.lo && kv_load_relaxed(&d->key_hi) == key.hi &&
-	    kv_load_relaxed(&d->parent_serial) == parent_serial &&
-	    !memcmp(kv_shm_tokens(pool->blocks, &pool->head, id), tokens,
-		    pool->head.block_tokens * sizeof(*tokens))) {
-		keep(pool, id);
-		return true;
-	}
-	let_go(pool, id);
-	return false;
-}
-
 bool kv_block_pin_twin(struct kv_pool *pool, kv_block_id id, uint64_t serial)
 {
-	if (id < 0 || (uint32_t)id >= pool->head.id_limit || !hold(pool, id))
+	if (id < 0 || (uint32_t)id >= pool->head.id_limit || !kv_pin_hold(pool, id))
 		return false;
 	if (kv_load_relaxed(&pool->descriptors[id].serial) == serial) {
-		keep(pool, id);
+		kv_pin_keep(pool, id);
 		return true;
 	}
-	let_go(pool, id);
+	kv_pin_let_go(pool, id);
 	return false;
 }

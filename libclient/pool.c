@@ -246,6 +246,7 @@ static void discard(struct kv_pool *pool)
 	free(pool->components);
 	free(pool->stack);
 	free(pool->copies);
+	kv_seq_discard(pool->spare);
 	free(pool);
 }
 
@@ -287,6 +288,7 @@ KV_PUBLIC int kv_pool_open(struct kv_client *client, const struct kv_pool_option
 	deadline = kv_deadline(o.timeout);
 	pool->client = client;
 	pool->fork_generation = kv_fork_generation;
+	pool->keep_epoch = o.keep_epoch;
 	kv_link_init(&pool->later);
 	r = kv_connection_open(&pool->connection, client->socket, client->name, deadline, NULL);
 	if (!r)

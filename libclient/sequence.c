@@ -6,6 +6,8 @@
 
 #include "libclient/internal.h"
 
+#define SPARE_TOKENS ((size_t)1 << 18) /* of longer sequences the arrays are not kept */
+
 static size_t blocks_for(const struct kv_pool *pool, size_t n_tokens)
 {
 	uint32_t size = pool->head.block_tokens;
@@ -37,9 +39,10 @@ KV_PUBLIC int kv_seq_new(struct kv_pool *pool, struct kv_seq **ret)
 
 	if (r < 0)
 		return r;
-	seq = calloc(1, sizeof(*seq));
+	seq = pool->spare ? pool->spare : calloc(1, sizeof(*seq));
 	if (!seq)
 		return -ENOMEM;
+	pool->spare = NULL;
 	seq->pool = pool;
 	pool->n_seqs++;
 	*ret = seq;
@@ -73,6 +76,30 @@ static int release_from(struct kv_seq *seq, size_t first, void *stream)
 	return 0;
 }
 
+void kv_seq_discard(struct kv_seq *seq)
+{
+	if (!seq)
+		return;
+	free(seq->tokens);
+	free(seq->table);
+	free(seq->keys);
+	free(seq);
+}
+
+/* A heap that grows and shrinks with each request would cost more than the lookup. */
+static void keep_spare(struct kv_seq *seq)
+{
+	struct kv_pool *pool = seq->pool;
+
+	*seq = (struct kv_seq){ .tokens = seq->tokens,
+				.tokens_room = seq->tokens_room,
+				.table = seq->table,
+				.table_room = seq->table_room,
+				.keys = seq->keys,
+				.keys_room = seq->keys_room };
+	pool->spare = seq;
+}
+
 KV_PUBLIC struct kv_seq *kv_seq_free(struct kv_seq *seq, void *stream)
 {
 	if (!seq)
@@ -84,10 +111,11 @@ KV_PUBLIC struct kv_seq *kv_seq_free(struct kv_seq *seq, void *stream)
 			seq->pool->lost = true;
 		seq->pool->n_seqs--;
 	}
-	free(seq->tokens);
-	free(seq->table);
-	free(seq->keys);
-	free(seq);
+	kv_identity_deinit(&seq->identity);
+	if (seq->pool->spare || seq->tokens_room > SPARE_TOKENS)
+		kv_seq_discard(seq);
+	else
+		keep_spare(seq);
 	return NULL;
 }
 
@@ -188,6 +216,8 @@ KV_PUBLIC int kv_seq_append(struct kv_seq *seq, const int32_t *tokens, size_t n)
 	r = kv_seq_grow((void **)&seq->tokens, &seq->tokens_room, seq->len + n, sizeof(*tokens));
 	if (r < 0)
 		return r;
+	if (!seq->len)
+		kv_seq_begin(seq);
 	memcpy(seq->tokens + seq->len, tokens, n * sizeof(*tokens));
 	seq->len += n;
 	return 0;
@@ -207,6 +237,8 @@ KV_PUBLIC int kv_seq_fork(struct kv_seq *seq, struct kv_seq **ret)
 	if (!r)
 		r = kv_seq_grow((void **)&child->keys, &child->keys_room, seq->n_submitted,
 				sizeof(*seq->keys));
+	if (!r)
+		r = kv_identity_copy(&child->identity, &seq->identity);
 	if (r < 0) {
 		kv_seq_free(child, NULL);
 		return r;
@@ -220,6 +252,7 @@ KV_PUBLIC int kv_seq_fork(struct kv_seq *seq, struct kv_seq **ret)
 		seq->pool->refs[seq->table[i]]++;
 	}
 	child->len = seq->len;
+	child->root = seq->root;
 	child->n_blocks = n;
 	child->n_submitted = seq->n_submitted;
 	child->n_settled = seq->n_settled;
@@ -241,6 +274,7 @@ KV_PUBLIC int kv_seq_rollback(struct kv_seq *seq, size_t n_tokens, void *stream)
 	if (r < 0)
 		return r;
 	seq->len = n_tokens;
+	kv_identity_cut(&seq->identity, n_tokens);
 	if (seq->n_asked > n_tokens)
 		seq->n_asked = n_tokens;
 	if (seq->n_submitted > whole)

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvctl pool list | show NAME | drop NAME */
+/* kvctl pool list | show NAME | drop NAME | epoch NAME */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <kvcached/identity.h>
 
 #include "include/internal/cleanup.h"
 #include "tools/kvctl.h"
@@ -173,5 +175,27 @@ int kv_cmd_pool_drop(struct kv_ctl *ctl, int argc, char **argv)
 	if (status)
 		return status;
 	show_dropped(&ctl->emit, argv[1], find(pools, n, argv[1]));
+	return KV_EXIT_DONE;
+}
+
+int kv_cmd_pool_epoch(struct kv_ctl *ctl, int argc, char **argv)
+{
+	struct kv_emit *e = &ctl->emit;
+	uint64_t epoch, n_held;
+	int status = kv_ctl_connect(ctl);
+	int r;
+
+	if (status)
+		return status;
+	r = kv_pool_new_epoch(ctl->client, argv[1], &epoch, &n_held, kv_ctl_left(ctl));
+	if (r < 0)
+		return kv_ctl_broken(ctl, r);
+	kv_emit_open(e, NULL, '{');
+	kv_emit_text(e, "name", argv[1]);
+	kv_emit_number(e, "epoch", epoch);
+	kv_emit_number(e, "blocks_held", n_held);
+	kv_emit_close(e);
+	kv_emit_line(e, "'%s' is in epoch %" PRIu64 "; sequences hold %" PRIu64 " block%s of older ones",
+		     argv[1], epoch, n_held, n_held == 1 ? "" : "s");
 	return KV_EXIT_DONE;
 }

@@ -39,6 +39,8 @@ static const struct command commands[] = {
 	 kv_cmd_pool_show},
 	{"pool", "drop", "NAME", "evict what nobody holds; without sessions, remove the pool",
 	 kv_cmd_pool_drop},
+	{"pool", "epoch", "NAME", "the weights have changed: nothing cached so far is found any more",
+	 kv_cmd_pool_epoch},
 	{"session", "list", "", "all sessions: who they are and what they hold",
 	 kv_cmd_session_list},
 	{"session", "show", "ID", "everything about one session", kv_cmd_session_show},

@@ -62,6 +62,7 @@ int kv_cmd_plan(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_list(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_show(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_drop(struct kv_ctl *ctl, int argc, char **argv);
+int kv_cmd_pool_epoch(struct kv_ctl *ctl, int argc, char **argv);
 struct kv_words kv_words_gpus(uint64_t gpu_mask); /* "0-3,5" */
 /* NULL if the session's pool came after the pools were asked for */
 const struct kv_pool_stats *kv_pool_of(const struct kv_pool_stats *pools, size_t n,

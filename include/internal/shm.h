@@ -34,9 +34,9 @@
 #include "include/kvcached/types.h"
 
 #define KV_SHM_MAGIC 0x31637663646b764bull
-#define KV_SHM_ABI 1
+#define KV_SHM_ABI 2
 /* What a program must say to be run on pages that another one made: kvcached --shm-version. */
-#define KV_SHM_VERSION "shm-1"
+#define KV_SHM_VERSION "shm-2"
 #define KV_HOLDER_WORDS (KV_MAX_SESSIONS / 64)
 
 enum kv_block_state {
@@ -76,10 +76,40 @@ struct kv_shm_block {
 	uint64_t word;			   /* daemon writes */
 	uint64_t holders[KV_HOLDER_WORDS]; /* each session its own bit; the daemon dead ones' */
 	uint64_t serial;		   /* daemon writes: of this content, never repeated */
-	uint64_t parent_serial;		   /* daemon writes: 0 for the first block of a chain */
+	uint64_t parent_serial;		   /* daemon writes: and KV_SERIAL_*, see below */
 	uint64_t key_lo, key_hi;	   /* daemon writes */
 	uint64_t stamp;			   /* pool clock at last use; whoever uses it writes */
 } __attribute__((aligned(64)));
+
+/*
+ * What a block follows: the serial of its parent, or kv_serial_root() of its epoch for the first one
+ * of a chain; and whether it has a row. One comparison tells all of it.
+ */
+#define KV_SERIAL_ROW ((uint64_t)1 << 63)
+#define KV_SERIAL_ROOT ((uint64_t)1 << 62)
+
+static inline uint64_t kv_serial_root(uint64_t epoch)
+{
+	return epoch ? KV_SERIAL_ROOT | epoch : 0;
+}
+
+/*
+ * What else a block was computed from: adapter, salt, images (alloc/identity.h). Most have none. A
+ * client writes the rows of blocks it leases before it publishes them.
+ */
+#define KV_ROW_BYTES 112
+
+enum kv_row_form {
+	KV_ROW_VERBATIM = 1, /* bytes[0..n_bytes) is the encoding */
+	KV_ROW_DIGEST = 2,   /* of n_bytes of encoding */
+	KV_ROW_PREFIX = 3,   /* digests of all tokens before the block, and of n_bytes of its own */
+};
+
+struct kv_shm_row {
+	uint64_t form;
+	uint64_t n_bytes;
+	uint8_t bytes[KV_ROW_BYTES];
+};
 
 /* Head of the blocks memfd. */
 struct kv_shm_blocks {
@@ -88,13 +118,14 @@ struct kv_shm_blocks {
 	uint64_t clock __attribute__((aligned(64))); /* clients add the blocks they touch */
 };
 
-/* Head of the index memfd: what a pool is. Written once, before anyone maps it. */
+/* Head of the index memfd: what a pool is. Written before anyone maps it, but for the epoch. */
 struct kv_shm_pool {
 	uint64_t magic;
 	uint64_t abi;
 	uint64_t boot_nonce;
 	uint64_t pool_id;
 	uint64_t seed; /* of the prefix hash */
+	uint64_t key_mask; /* all ones; tests make keys collide */
 	uint64_t block_bytes;
 	uint32_t block_tokens;
 	uint32_t id_limit;
@@ -105,6 +136,8 @@ struct kv_shm_pool {
 	uint64_t descriptors_offset; /* in the blocks memfd */
 	uint64_t tokens_offset;	     /* in the blocks memfd: [id_limit][block_tokens] int32 */
 	uint64_t blocks_bytes;	     /* of the blocks memfd */
+	uint64_t rows_offset;	     /* in the blocks memfd: [id_limit] struct kv_shm_row */
+	uint64_t epoch;		     /* of the weights: chains of others aren't found */
 };
 
 /*
@@ -121,12 +154,15 @@ enum kv_op_kind {
 	KV_OP_TOUCH = 3,   /* a lookup found a chain: id is the last of `parent` blocks; may be lost */
 };
 
+#define KV_OP_ROW 1u /* PUBLISH: the block has a row */
+
 struct kv_op {
 	uint32_t kind;
 	int32_t id;
 	int32_t parent; /* block id, or -1 for the first of a chain */
-	uint32_t reserved;
-	uint64_t parent_serial; /* of the parent as the client saw it cached; 0: not seen yet */
+	uint32_t flags; /* KV_OP_* */
+	uint64_t parent_serial; /* of the parent as the client saw it cached; 0: not seen yet;
+				 * of the first of a chain: kv_serial_root() of its epoch */
 	uint64_t key_lo, key_hi;
 	uint64_t stamp;
 	uint64_t reserved2[2];
@@ -160,6 +196,7 @@ struct kv_shm_session {
 
 _Static_assert(sizeof(struct kv_shm_block) == 64, "a block descriptor is one cache line");
 _Static_assert(sizeof(struct kv_op) == 64, "an op is one cache line");
+_Static_assert(sizeof(struct kv_shm_row) == 128, "a row is two cache lines");
 
 static inline struct kv_shm_block *kv_shm_descriptors(void *blocks, const struct kv_shm_pool *pool)
 {
@@ -171,6 +208,11 @@ static inline int32_t *kv_shm_tokens(void *blocks, const struct kv_shm_pool *poo
 {
 	return (int32_t *)((char *)blocks + pool->tokens_offset) +
 	       (int64_t)id * pool->block_tokens;
+}
+
+static inline struct kv_shm_row *kv_shm_row(void *blocks, const struct kv_shm_pool *pool, int32_t id)
+{
+	return (struct kv_shm_row *)((char *)blocks + pool->rows_offset) + id;
 }
 
 #endif

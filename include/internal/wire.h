@@ -47,6 +47,8 @@ enum kv_msg_type {
 	KV_MSG_CHECK = 19,
 	KV_MSG_CHECKED = 20,
 	KV_MSG_POOL_DROP = 21,
+	KV_MSG_POOL_EPOCH = 40, /* answered by KV_MSG_EPOCH */
+	KV_MSG_EPOCH = 41,
 };
 
 struct kv_wire_head {
@@ -166,9 +168,15 @@ struct kv_msg_checked {
 	struct kv_check_result result;
 };
 
-struct kv_msg_drop {
+struct kv_msg_drop { /* POOL_DROP, POOL_EPOCH */
 	struct kv_wire_head head;
 	char name[KV_NAME_MAX];
+};
+
+struct kv_msg_epoch {
+	struct kv_wire_head head;
+	uint64_t epoch;
+	uint64_t n_held; /* blocks of older ones that somebody holds */
 };
 
 /* kv_wire_init() - fill a head */

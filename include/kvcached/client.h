@@ -122,6 +122,7 @@ struct kv_pool_options {
 	uint32_t plan_pool; /* which of the plan's pools */
 	const char *config;
 	const struct kv_plan_options *planning; /* of the config; NULL: defaults */
+	int keep_epoch; /* 1: new weights are said by kv_pool_join_epoch() (identity.h) */
 };
 
 /**

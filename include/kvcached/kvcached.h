@@ -7,6 +7,7 @@
 #include <kvcached/layout.h>
 #include <kvcached/client.h>
 #include <kvcached/sequence.h>
+#include <kvcached/identity.h>
 #include <kvcached/batch.h>
 #include <kvcached/attention.h>
 #include <kvcached/backend.h>

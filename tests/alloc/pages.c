@@ -20,6 +20,7 @@ void pages_init(struct pages *p, uint32_t n_blocks, uint32_t block_tokens)
 	const uint32_t id_limit = n_blocks + 1;
 	const uint64_t descriptors = 4096;
 	const uint64_t tokens = descriptors + id_limit * sizeof(struct kv_shm_block);
+	const uint64_t rows = tokens + ((uint64_t)id_limit * block_tokens * 4 + 63) / 64 * 64;
 
 	*p = (struct pages){
 		.head = {.seed = 1234,
@@ -28,7 +29,8 @@ void pages_init(struct pages *p, uint32_t n_blocks, uint32_t block_tokens)
 			 .n_buckets = kv_prefix_buckets(id_limit),
 			 .descriptors_offset = descriptors,
 			 .tokens_offset = tokens,
-			 .blocks_bytes = tokens + (uint64_t)id_limit * block_tokens * 4},
+			 .rows_offset = rows,
+			 .blocks_bytes = rows + id_limit * sizeof(struct kv_shm_row)},
 		.key_mask = UINT64_MAX,
 	};
 	p->index = zeroed((uint64_t)p->head.n_buckets * KV_BUCKET_WORDS * sizeof(uint64_t));

@@ -119,6 +119,7 @@ both ping 100
 json_is 'x["count"] == 100 and x["min_ns"] <= x["median_ns"] <= x["max_ns"]'
 refused 1 'no pool is called' pool show nothing
 refused 1 'nothing' pool drop nothing
+refused 1 'nothing' pool epoch nothing
 refused 1 'no session has the id 99' session show 99
 expect 0 "$kvctl" stats --json --socket "$socket" # options behind the words
 expect_json
@@ -170,6 +171,8 @@ say "dropping takes what nobody holds"
 { kill -KILL $holder1 && wait $holder1; } 2> /dev/null
 gone="$kvctl --json session list | python3 -IS -c 'import json, sys; sys.exit(len(json.load(sys.stdin)) != 1)'"
 expect_soon 10 bash -c "$gone"
+both pool epoch 'pool "a"'
+json_is 'x["epoch"] == 2 and x["name"] == "pool \"a\""'
 both pool drop 'pool "a"'
 json_is 'x["removed"] == False and x["n_sessions"] == 1'
 both check
