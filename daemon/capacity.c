@@ -321,8 +321,17 @@ static bool serve(struct kv_session *session)
 	struct kv_pool *pool = session->pool;
 	int64_t now = kv_now();
 	struct kv_msg_leased reply = { .n = session->want_n };
-	int r = kv_capacity_room(pool, session->want_n, true);
+	int r;
 
+	/* Other sessions of its user may have got what it was still allowed when it asked. */
+	if (kv_user_blocks(session, session->want_n) < session->want_n) {
+		kv_link_unlink(&session->waiter);
+		kv_peer_error(session->peer, session->want_tag,
+			      kv_user_too_many_blocks(session, session->want_n), "%s",
+			      kv_error_text());
+		return true;
+	}
+	r = kv_capacity_room(pool, session->want_n, true);
 	if (r == -EAGAIN && now < session->want_scrub_deadline)
 		return false;
 	if (r && r != KV_TOO_LARGE && now < session->want_deadline)
@@ -332,7 +341,7 @@ static bool serve(struct kv_session *session)
 		uint32_t extra = pool->books.n_free - session->want_n;
 
 		extra = extra < session->want_extra ? extra : session->want_extra;
-		reply.n += extra;
+		reply.n = kv_user_blocks(session, reply.n + extra);
 		kv_session_post(session, reply.n);
 	} else {
 		reply.answer = r == KV_TOO_LARGE ? r : KV_NO_ROOM;

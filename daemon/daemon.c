@@ -176,6 +176,8 @@ static int start_loop(struct kv_daemon *d)
 		r = kv_timer_new(d->loop, accept_again, d, &d->accept_timer);
 	if (!r)
 		r = kv_timer_new(d->loop, look_again, d, &d->waiter_timer);
+	if (!r)
+		r = kv_timer_new(d->loop, kv_peers_hear, d, &d->user_timer);
 	return r;
 }
 
@@ -213,6 +215,7 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 	d->listen_fd = -1;
 	kv_link_init(&d->peers);
 	kv_link_init(&d->pools);
+	kv_link_init(&d->users);
 	d->next_peer_id = d->next_session_id = d->next_pool_id = 1;
 	d->started_ns = kv_now();
 	if (getrandom(&d->boot_nonce, sizeof(d->boot_nonce), 0) != sizeof(d->boot_nonce))
@@ -264,6 +267,7 @@ void kv_daemon_stop(struct kv_daemon *d)
 	kv_keeping_end(&d->keeping);
 	kv_timer_free(d->accept_timer);
 	kv_timer_free(d->waiter_timer);
+	kv_timer_free(d->user_timer);
 	kv_signals_free(d->signals);
 	kv_loop_free(d->loop);
 	kv_extents_deinit(&d->extents);

@@ -25,6 +25,7 @@
 #include "daemon/device.h"
 #include "daemon/keeping.h"
 #include "daemon/loop.h"
+#include "daemon/user.h"
 #include "include/internal/list.h"
 #include "include/internal/shm.h"
 #include "include/internal/wire.h"
@@ -40,6 +41,7 @@ struct kv_config {
 	const char *socket;	/* path */
 	uint32_t socket_mode;
 	uint32_t max_clients;
+	uint64_t user_limits[KV_USER_LIMITS]; /* 0: none */
 	bool host;		/* host memory instead of GPUs */
 	uint64_t host_bytes;
 	uint32_t n_gpus;
@@ -77,6 +79,8 @@ struct kv_daemon {
 	struct kv_extents extents;
 	struct kv_link peers; /* kv_peer::link */
 	struct kv_link pools; /* kv_pool::link */
+	struct kv_link users; /* kv_user::link */
+	struct kv_timer *user_timer; /* some may speak again */
 	uint32_t n_peers, n_pools, n_sessions;
 	uint64_t next_peer_id, next_session_id, next_pool_id;
 	uint64_t boot_nonce;
@@ -109,6 +113,7 @@ struct kv_pool {
 	uint32_t n_sessions;
 	struct kv_link waiters; /* kv_session::waiter */
 	uint64_t lookup_tokens, hit_tokens, n_no_room; /* of sessions that have ended; refusals */
+	struct kv_user *user; /* who made it; NULL: nobody whose limits count */
 };
 
 /* One peer's attachment to a pool. */
@@ -125,6 +130,9 @@ struct kv_session {
 	uint64_t bytes;
 	int64_t since_ns;
 	uint64_t n_published;
+	/* For the limit of its user: blocks in quarantine; cached blocks held, and n_published, when
+	 * they were counted last. */
+	uint64_t n_set_aside, n_held, n_published_then;
 	/* A lease that waits for room. */
 	struct kv_link waiter; /* kv_pool::waiters */
 	uint32_t want_n, want_extra, want_tag;
@@ -139,6 +147,7 @@ struct kv_peer {
 	char name[KV_NAME_MAX];
 	pid_t pid;
 	uid_t uid;
+	struct kv_user *user;
 	int fd; /* -1: hung up; its process may still live */
 	int pidfd;
 	struct kv_watch *watch, *pid_watch;
@@ -147,10 +156,13 @@ struct kv_peer {
 	int64_t open_deadline;
 	struct kv_session *session;
 	bool greeted;
+	bool counted;  /* among its user's connections */
+	bool silenced; /* what it sends is read later: its user has sent too much */
 };
 
 /* peer.c */
 int kv_peer_accept(struct kv_daemon *d, int fd);
+void kv_peers_hear(void *d); /* those that were silenced; d: struct kv_daemon */
 void kv_peer_drop(struct kv_peer *peer, const char *why); /* hang up; reclaimed when its process ended */
 struct kv_peer *kv_peer_free(struct kv_peer *peer);
 void kv_peer_send(struct kv_peer *peer, const void *msg, uint32_t size, const int *fds,

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/log.h"
 #include "include/internal/error.h"
+#include "include/internal/socket.h"
+#include "include/kvcached/types.h"
+
+#define LINES_A_SECOND 100
 
 static int max_level = KV_LOG_INFO;
 
@@ -33,18 +38,42 @@ int kv_log_level_parse(const char *text)
 			text);
 }
 
+static void write_line(int level, const char *text)
+{
+	if (getenv("JOURNAL_STREAM"))
+		fprintf(stderr, "<%d>%s\n", level, text);
+	else
+		fprintf(stderr, "kvcached: %s%s\n", level <= KV_LOG_WARN ? "warning: " : "", text);
+}
+
+/* Clients can cause lines; they must not be able to fill a disk with them. */
+static bool is_too_much(void)
+{
+	static int64_t second_ns;
+	static uint32_t n_lines;
+	int64_t now = kv_now();
+	char text[80];
+
+	if (now - second_ns < KV_SEC && max_level < KV_LOG_DEBUG)
+		return ++n_lines > LINES_A_SECOND;
+	if (n_lines > LINES_A_SECOND) {
+		snprintf(text, sizeof(text), "%u lines were left out", n_lines - LINES_A_SECOND);
+		write_line(KV_LOG_WARN, text);
+	}
+	second_ns = now;
+	n_lines = 1;
+	return false;
+}
+
 void kv_log(int level, const char *format, ...)
 {
 	char text[1024];
 	va_list args;
 
-	if (level > max_level)
+	if (level > max_level || is_too_much())
 		return;
 	va_start(args, format);
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
-	if (getenv("JOURNAL_STREAM"))
-		fprintf(stderr, "<%d>%s\n", level, text);
-	else
-		fprintf(stderr, "kvcached: %s%s\n", level <= KV_LOG_WARN ? "warning: " : "", text);
+	write_line(level, text);
 }

@@ -40,6 +40,10 @@ static const char help[] =
 	"  --policy NAME        which cached blocks go first: worth (learns it) or lru;\n"
 	"                       default worth\n"
 	"  --max-clients N      connections at a time; default 1024\n"
+	"  --user-clients N, --user-sessions N, --user-pools N, --user-blocks N\n"
+	"                       what one user may have at a time; default 768, 512, 128, 0;\n"
+	"                       0 is no limit\n"
+	"  --user-messages N    of one user that are read in a second; default 100000\n"
 	"  --log-level LEVEL    debug, info, warn or error; default info\n"
 	"  --help, --version\n"
 	"\n"
@@ -143,7 +147,8 @@ static int parse_policy(const char *text, struct kv_config *c)
 }
 
 enum option_id { GPUS = 256, HOST, RESERVE, POOL, EXPORT, GRANULE, SOCKET, SOCKET_MODE, EVENT_LOOP,
-		 POLICY, MAX_CLIENTS, LOG_LEVEL, HELP, VERSION, SHM_VERSION, MOVER, WORKER };
+		 POLICY, MAX_CLIENTS, LOG_LEVEL, HELP, VERSION, SHM_VERSION, MOVER, WORKER,
+		 USER /* + enum kv_user_limit */ };
 
 static const struct option options[] = {
 	{ "gpus", required_argument, NULL, GPUS },
@@ -157,6 +162,11 @@ static const struct option options[] = {
 	{ "event-loop", required_argument, NULL, EVENT_LOOP },
 	{ "policy", required_argument, NULL, POLICY },
 	{ "max-clients", required_argument, NULL, MAX_CLIENTS },
+	{ "user-clients", required_argument, NULL, USER + KV_USER_CLIENTS },
+	{ "user-sessions", required_argument, NULL, USER + KV_USER_SESSIONS },
+	{ "user-pools", required_argument, NULL, USER + KV_USER_POOLS },
+	{ "user-blocks", required_argument, NULL, USER + KV_USER_BLOCKS },
+	{ "user-messages", required_argument, NULL, USER + KV_USER_MESSAGES },
 	{ "log-level", required_argument, NULL, LOG_LEVEL },
 	{ "help", no_argument, NULL, HELP },
 	{ "version", no_argument, NULL, VERSION },
@@ -173,6 +183,11 @@ static int take_option(int id, const char *arg, struct kv_config *c, bool *gpus_
 	unsigned long n;
 	int r;
 
+	if (id >= USER && id < USER + KV_USER_LIMITS) {
+		r = parse_number(kv_user_options[id - USER], arg, 10, 1000000000, &n);
+		c->user_limits[id - USER] = n;
+		return r;
+	}
 	switch (id) {
 	case GPUS:
 		*gpus_given = true;
@@ -283,6 +298,7 @@ int main(int argc, char **argv)
 	bool gpus_given = false;
 	int id, r;
 
+	memcpy(config.user_limits, kv_user_defaults, sizeof(config.user_limits));
 	while ((id = getopt_long(argc, argv, "", options, NULL)) >= 0) {
 		r = take_option(id, optarg, &config, &gpus_given);
 		if (r > 0)

@@ -29,6 +29,7 @@
 #endif
 
 #define MESSAGES_A_TURN 16
+#define CONNECTION_COST 8 /* as many messages */
 
 void kv_peer_send(struct kv_peer *peer, const void *msg, uint32_t size, const int *fds,
 		  uint32_t n_fds)
@@ -76,6 +77,9 @@ struct kv_peer *kv_peer_free(struct kv_peer *peer)
 	kv_close(peer->pidfd);
 	kv_link_unlink(&peer->link);
 	peer->daemon->n_peers--;
+	if (peer->counted)
+		kv_user_take(peer->user, KV_USER_CLIENTS);
+	kv_user_put(peer->user);
 	free(peer->pending_open);
 	free(peer);
 	return NULL;
@@ -92,6 +96,8 @@ void kv_peer_drop(struct kv_peer *peer, const char *why)
 	peer->fd = kv_close(peer->fd);
 	if (peer->session) {
 		kv_link_unlink(&peer->session->waiter);
+		peer->session->n_set_aside =
+			peer->session->pool->books.n_leased_by[peer->session->slot];
 		kv_books_quarantine(&peer->session->pool->books, peer->session->slot);
 	}
 	free(kv_steal(peer->pending_open));
@@ -345,19 +351,47 @@ static void handle(struct kv_peer *peer, const struct kv_wire_head *head, size_t
 		h->handle(peer, (const void *)head);
 }
 
+/* Its user has sent more than it may: the socket is left alone for a while, and fills up. */
+static void silence(struct kv_peer *peer)
+{
+	if (kv_watch_events(peer->watch, 0) < 0)
+		return;
+	peer->silenced = true;
+	kv_timer_set(peer->daemon->user_timer, kv_user_silence(peer->user));
+}
+
+void kv_peers_hear(void *arg)
+{
+	struct kv_daemon *d = arg;
+
+	for (struct kv_link *l = d->peers.next; l != &d->peers; l = l->next) {
+		struct kv_peer *peer = kv_container_of(l, struct kv_peer, link);
+
+		if (peer->silenced && peer->watch)
+			kv_watch_events(peer->watch, KV_LOOP_IN);
+		peer->silenced = false;
+	}
+}
+
 static void readable(uint32_t events, void *arg)
 {
 	static uint64_t buffer[KV_WIRE_MAX / sizeof(uint64_t)];
 	struct kv_peer *peer = arg;
 
 	for (int i = 0; i < MESSAGES_A_TURN && peer->fd >= 0; i++) {
-		int64_t n = kv_socket_receive(peer->fd, buffer, sizeof(buffer), NULL, 0, NULL, 1);
+		int64_t n;
 
+		if (!kv_user_may_speak(peer->user, 0)) {
+			silence(peer);
+			break;
+		}
+		n = kv_socket_receive(peer->fd, buffer, sizeof(buffer), NULL, 0, NULL, 1);
 		if (n == -EAGAIN) {
 			if (events & (KV_LOOP_HUP | KV_LOOP_ERR))
 				hung_up(peer);
 			break;
 		}
+		kv_user_may_speak(peer->user, 1);
 		if (n <= 0)
 			hung_up(peer);
 		else
@@ -402,6 +436,14 @@ int kv_peer_accept(struct kv_daemon *d, int fd)
 	}
 	peer->pid = cred.pid;
 	peer->uid = cred.uid;
+	peer->user = kv_user_get(d, cred.uid);
+	r = peer->user ? kv_user_add(peer->user, KV_USER_CLIENTS) : -ENOMEM;
+	if (r == -EDQUOT)
+		kv_peer_error(peer, 0, r, "%s", kv_error_text());
+	if (r < 0)
+		goto fail;
+	peer->counted = true;
+	kv_user_may_speak(peer->user, CONNECTION_COST);
 	peer->pidfd = open_pidfd(fd, cred.pid);
 	if (peer->pidfd < 0) {
 		/* Without it, its death can't be proven: it may not hold anything. */

@@ -293,6 +293,8 @@ struct kv_pool *kv_pool_free(struct kv_pool *pool)
 		munmap(pool->head, pool->head->index_bytes);
 	kv_close(pool->index_fd);
 	kv_close(pool->blocks_fd);
+	kv_user_take(pool->user, KV_USER_POOLS);
+	kv_user_put(pool->user);
 	free(pool->components);
 	free(pool);
 	return NULL;

@@ -62,7 +62,12 @@ static int session_new(struct kv_peer *peer, struct kv_pool *pool, struct kv_ses
 				KV_MAX_SESSIONS);
 	s = calloc(1, sizeof(*s));
 	if (!s)
-		return -ENOMEM;
+		return kv_error(-ENOMEM, "no memory for a session");
+	r = kv_user_add(peer->user, KV_USER_SESSIONS);
+	if (r < 0) {
+		free(s);
+		return r;
+	}
 	kv_link_init(&s->waiter);
 	s->fd = -1;
 	s->peer = peer;
@@ -100,6 +105,7 @@ struct kv_session *kv_session_free(struct kv_session *s)
 	pool->n_sessions--;
 	pool->daemon->n_sessions--;
 	s->peer->session = NULL;
+	kv_user_take(s->peer->user, KV_USER_SESSIONS);
 	kv_capacity_magazines(pool);
 	kv_capacity_serve(pool->daemon, pool);
 	free(s);
@@ -157,6 +163,21 @@ static int keep_for_later(struct kv_peer *peer, const struct kv_msg_pool_open *m
 	return 0;
 }
 
+static int create_pool(struct kv_peer *peer, const struct kv_msg_pool_open *msg,
+		       struct kv_pool **ret)
+{
+	int r = kv_user_add(peer->user, KV_USER_POOLS);
+
+	if (r < 0)
+		return r;
+	r = kv_pool_create(peer->daemon, msg, ret);
+	if (r < 0)
+		kv_user_take(peer->user, KV_USER_POOLS);
+	else
+		(*ret)->user = kv_user_get(peer->daemon, peer->uid);
+	return r;
+}
+
 void kv_session_handle_open(struct kv_peer *peer, const struct kv_msg_pool_open *msg)
 {
 	struct kv_daemon *d = peer->daemon;
@@ -170,7 +191,7 @@ void kv_session_handle_open(struct kv_peer *peer, const struct kv_msg_pool_open 
 		r = kv_error(-ENOENT, "there is no pool '%s', and no layout to make it with",
 			     msg->name);
 	} else {
-		r = kv_pool_create(d, msg, &pool);
+		r = create_pool(peer, msg, &pool);
 		if (r == -EAGAIN) {
 			r = keep_for_later(peer, msg);
 			if (!r)
@@ -270,18 +291,24 @@ void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *ms
 		/* Those who wait come first. */
 		if (!kv_link_is_alone(&s->pool->waiters))
 			return;
-		wanted = magazine_room(s, msg->n);
+		wanted = kv_user_blocks(s, magazine_room(s, msg->n));
 		kv_capacity_room(s->pool, wanted, false);
 		kv_session_post(s, wanted < s->pool->books.n_free ? wanted : s->pool->books.n_free);
 		return;
 	}
 
+	if (msg->n <= s->pool->max_blocks && kv_user_blocks(s, msg->n) < msg->n) {
+		kv_peer_error(peer, msg->head.tag, kv_user_too_many_blocks(s, msg->n), "%s",
+			      kv_error_text());
+		return;
+	}
 	r = kv_capacity_room(s->pool, msg->n, true);
 	if (!r) {
 		uint32_t left = s->pool->books.n_free - msg->n;
 		uint32_t extra = magazine_room(s, msg->extra);
 
 		reply.n += extra < left ? extra : left;
+		reply.n = kv_user_blocks(s, reply.n);
 		kv_session_post(s, reply.n);
 	} else if (r != KV_TOO_LARGE && (msg->timeout_ns > 0 || r == -EAGAIN)) {
 		s->want_n = msg->n;

@@ -79,8 +79,8 @@ int64_t kv_socket_receive(int fd, void *data, size_t size, int *fds, uint32_t ma
 	struct iovec iov = { data, size };
 	struct msghdr msg = { .msg_iov = &iov,
 			      .msg_iovlen = 1,
-			      .msg_control = &control,
-			      .msg_controllen = sizeof(control) };
+			      .msg_control = fds ? &control : NULL,
+			      .msg_controllen = fds ? sizeof(control) : 0 };
 	uint32_t n_fds;
 	ssize_t n;
 
@@ -91,7 +91,7 @@ int64_t kv_socket_receive(int fd, void *data, size_t size, int *fds, uint32_t ma
 		return -errno;
 
 	n_fds = take_fds(&msg, fds, max_fds);
-	if (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+	if (msg.msg_flags & MSG_TRUNC || (fds && msg.msg_flags & MSG_CTRUNC)) {
 		while (fds && n_fds)
 			kv_close(fds[--n_fds]);
 		return -EMSGSIZE;

@@ -12,7 +12,8 @@ int kv_socket_send(int fd, const void *data, size_t size, const int *fds, uint32
 
 /**
  * kv_socket_receive() - one packet
- * @fds:   [max_fds] filled with descriptors that came along, close-on-exec; NULL: those are closed
+ * @fds:   [max_fds] filled with descriptors that came along, close-on-exec; NULL: none comes into this
+ *	    process, the kernel drops them
  * @ret_n_fds: how many, or NULL
  *
  * Return: bytes; 0 if the peer closed; -EMSGSIZE if packet or fds were cut (what came is closed);

@@ -58,7 +58,7 @@ struct kv_connect_options {
  *
  * Return: 0; -ENOENT or -ECONNREFUSED if no daemon listens (the text names the socket); -EPROTO if
  *         daemon and library speak different versions (the text names both); -ETIMEDOUT; -EAGAIN if
- *         the daemon has as many clients as it accepts.
+ *         the daemon has as many clients as it accepts; -EDQUOT if it has as many of this user.
  */
 int kv_connect(const struct kv_connect_options *options, struct kv_client **ret);
 
@@ -131,7 +131,9 @@ struct kv_pool_options {
  * Return: 0; -EINVAL, the text names the field; -EEXIST if a pool of that name has another identity
  *         (the text lists the fields that differ, with both values); -ENOENT if there is none and
  *         @options has no layout; -ENOMEM if the minimum can't be guaranteed; -EBUSY if the pool has
- *         KV_MAX_SESSIONS sessions; -ENODEV if a device isn't visible here; -ETIMEDOUT; -ENOTSUP
+ *         KV_MAX_SESSIONS sessions; -EDQUOT if this user has as many pools or sessions as it may
+ *         (the text says which, and kvcached's option); -ENODEV if a device isn't visible here;
+ *         -ETIMEDOUT; -ENOTSUP
  *         if a kv_layout can't express the plan's pool (kv_plan_pool_layout(); the text says why);
  *         of a config also what kv_arch_read() and kv_plan_arch() return, with its path.
  */
@@ -179,7 +181,8 @@ int kv_pool_view(const struct kv_pool *pool, uint32_t gpu, uint32_t component,
  *
  * All or nothing. Their content is undefined but finite as long as the pool's components are KV of
  * one use: a block that belonged to another pool was zeroed first.
- * Return: 0; KV_NO_ROOM; KV_TOO_LARGE if the pool never has that many; -ECONNRESET.
+ * Return: 0; KV_NO_ROOM; KV_TOO_LARGE if the pool never has that many; -EDQUOT if this user has
+ *         as many blocks as it may (kvcached --user-blocks); -ECONNRESET.
  */
 int kv_blocks_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout);
 

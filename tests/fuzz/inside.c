@@ -19,6 +19,7 @@
 static struct kv_daemon daemon_;
 static int64_t now_ns = KV_SEC;
 static int first_free_fd;
+static int keeper[2]; /* what is put down with one end is dropped at the other */
 
 int __wrap_clock_gettime(clockid_t id, struct timespec *t);
 
@@ -74,15 +75,20 @@ struct kv_daemon *inside_start(void)
 	memset(d, 0, sizeof(*d));
 	kv_link_init(&d->peers);
 	kv_link_init(&d->pools);
+	kv_link_init(&d->users);
 	d->listen_fd = -1;
 	d->config.max_clients = 1024;
 	d->config.host = true;
 	d->config.policy = kv_policies[0];
 	d->next_peer_id = d->next_session_id = d->next_pool_id = 1;
 	d->boot_nonce = 1;
+	must(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, keeper));
+	d->keeping.fd = keeper[0];
+	kv_link_init(&d->keeping.found);
 	must(kv_loop_new(KV_LOOP_EPOLL, &d->loop));
 	must(kv_timer_new(d->loop, nothing, d, &d->accept_timer));
 	must(kv_timer_new(d->loop, look_again, d, &d->waiter_timer));
+	must(kv_timer_new(d->loop, kv_peers_hear, d, &d->user_timer));
 	d->n_gpus = 1;
 	d->gpus[0].ops = &kv_device_host;
 	must(d->gpus[0].ops->info(0, &d->gpus[0].info));
@@ -104,7 +110,11 @@ void inside_stop(void)
 		    d->n_peers, d->n_pools, d->n_sessions);
 	kv_timer_free(d->accept_timer);
 	kv_timer_free(d->waiter_timer);
+	kv_timer_free(d->user_timer);
+	inside_must(kv_link_is_alone(&d->users), "a user without peers and pools");
 	kv_loop_free(d->loop);
+	kv_keeping_end(&d->keeping);
+	kv_close(keeper[1]);
 	kv_extents_deinit(&d->extents);
 	d->gpus[0].ops->arena_free(d->gpus[0].arena);
 	fd = next_fd();
@@ -134,9 +144,13 @@ void inside_ended(uint64_t id)
 
 void inside_step(void)
 {
+	char byte;
+
 	/* A peer's messages are read 16 at a time; nobody writes while this runs. */
 	for (int i = 0; i < 4; i++)
 		must(kv_loop_step(daemon_.loop, 0));
+	while (recv(keeper[1], &byte, sizeof(byte), MSG_DONTWAIT) > 0)
+		;
 }
 
 void inside_advance(int64_t ns)
