@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "include/internal/killpoint.h"
 #include "libclient/internal.h"
 
 static int connect_to(const char *path, int64_t deadline, int *ret)
@@ -48,12 +49,14 @@ int kv_connection_open(struct kv_connection *c, const char *socket, const char *
 	if (r < 0)
 		goto fail;
 	kv_fork_add(c);
+	KV_KILLPOINT(client_connected);
 	strncpy(hello.name, name, sizeof(hello.name) - 1);
 	strncpy(hello.version, kv_version(), sizeof(hello.version) - 1);
 	r = kv_connection_call(c, &hello, KV_MSG_WELCOME, sizeof(struct kv_msg_welcome), NULL, 0, NULL,
 			       deadline);
 	if (r < 0)
 		goto fail;
+	KV_KILLPOINT(client_greeted);
 	if (ret_welcome)
 		memcpy(ret_welcome, c->buffer, sizeof(*ret_welcome));
 	return 0;
@@ -122,6 +125,7 @@ int kv_connection_call(struct kv_connection *c, void *request, uint16_t type, ui
 
 	if (r < 0)
 		return r;
+	KV_KILLPOINT(client_request_sent);
 	for (;;) {
 		r = kv_socket_wait(c->fd, POLLIN, deadline);
 		if (r < 0)
@@ -158,6 +162,7 @@ int kv_connection_call(struct kv_connection *c, void *request, uint16_t type, ui
 		return kv_error(-EPROTO, "daemon: answer of type %u and %u bytes, type %u and %u wanted",
 				answer->type, answer->size, type, size);
 	}
+	KV_KILLPOINT(client_answered);
 	if (ret_n_fds)
 		*ret_n_fds = n_fds;
 	return 0;
@@ -172,5 +177,6 @@ int kv_connection_post(struct kv_connection *c, void *request)
 		return lost();
 	*head = (struct kv_wire_head){ KV_WIRE_MAGIC, KV_WIRE_VERSION, head->type, 0, head->size, 0 };
 	r = kv_socket_send(c->fd, head, head->size, NULL, 0, 1);
+	KV_KILLPOINT(client_posted);
 	return r == -EAGAIN ? 0 : r == -EPIPE || r == -ECONNRESET ? lost() : r;
 }

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "include/internal/killpoint.h"
 #include "include/internal/ring.h"
 #include "libclient/pin.h"
 
@@ -66,7 +67,9 @@ static int collect_grants(struct kv_pool *pool)
 			return r;
 		pool->grant_tail++;
 	}
+	KV_KILLPOINT(client_grants_read);
 	kv_ring_consume(&pool->session->grants, pool->grant_tail);
+	KV_KILLPOINT(client_grants_taken);
 	return 0;
 }
 
@@ -78,8 +81,10 @@ void kv_ops_kick(struct kv_pool *pool)
 		return;
 	pool->ops_posted = false;
 	/* Pairs with the store in the daemon's drain: if it has not looked since, it will. */
-	if (!kv_exchange_seq(&pool->session->kick, 1))
+	if (!kv_exchange_seq(&pool->session->kick, 1)) {
+		KV_KILLPOINT(client_kick_set);
 		lost(pool, kv_connection_post(&pool->connection, &kick));
+	}
 }
 
 int kv_ops_post(struct kv_pool *pool, const struct kv_op *op)
@@ -99,7 +104,9 @@ int kv_ops_post(struct kv_pool *pool, const struct kv_op *op)
 	if (room <= 0)
 		return lost(pool, kv_error(-EPROTO, "daemon: its ring of ops makes no sense"));
 	pool->ops[pool->op_head & (pool->op_capacity - 1)] = *op;
+	KV_KILLPOINT(client_op_written);
 	kv_ring_post(&pool->session->ops, ++pool->op_head);
+	KV_KILLPOINT(client_op_posted);
 	pool->ops_posted = true;
 	return 0;
 }
@@ -215,6 +222,7 @@ int kv_magazine_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int
 		ret_ids[i] = id;
 		refs[id] = 1;
 	}
+	KV_KILLPOINT(client_taken);
 	pool->n_stack = left;
 	if (__builtin_expect(left < pool->low, 0))
 		want_more(pool);

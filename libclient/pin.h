@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "include/internal/killpoint.h"
 #include "libclient/internal.h"
 
 static inline uint64_t *kv_pin_word(const struct kv_pool *pool, kv_block_id id)
@@ -24,6 +25,7 @@ static inline void kv_unpin(struct kv_pool *pool, kv_block_id id)
 {
 	/* Release: what was read of the block comes before its eviction. */
 	kv_and_release(kv_pin_word(pool, id), ~kv_pin_bit(pool));
+	KV_KILLPOINT(client_unpinned);
 }
 
 /* Holds the block if it is cached: from then on it can't change. False: it isn't, nothing is held. */
@@ -37,6 +39,7 @@ static inline bool kv_pin_hold(struct kv_pool *pool, kv_block_id id)
 	}
 	/* The bit, then a look: against the daemon's EVICTING, then a look (shm.h). */
 	kv_or_seq(kv_pin_word(pool, id), kv_pin_bit(pool));
+	KV_KILLPOINT(client_pin_bit_set);
 	if (__builtin_expect(kv_block_state(kv_load_seq(&pool->descriptors[id].word)) ==
 				     KV_BLOCK_CACHED, 1))
 		return true;
@@ -47,6 +50,7 @@ static inline bool kv_pin_hold(struct kv_pool *pool, kv_block_id id)
 static inline void kv_pin_keep(struct kv_pool *pool, kv_block_id id)
 {
 	pool->refs[id] = (pool->refs[id] | KV_REF_CACHED) + 1;
+	KV_KILLPOINT(client_pinned);
 }
 
 static inline void kv_pin_let_go(struct kv_pool *pool, kv_block_id id)

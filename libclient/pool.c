@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "include/internal/killpoint.h"
 #include "libclient/internal.h"
 #include "libclient/pool_source.h"
 
@@ -23,6 +24,7 @@ static int map_pages(int fd, uint64_t bytes, int protection, const char *what, v
 		return kv_error(-errno, "mapping the %s pages (%llu bytes): %s", what,
 				(unsigned long long)bytes, strerror(errno));
 	madvise(p, bytes, MADV_DONTFORK);
+	KV_KILLPOINT(client_pages_mapped);
 	*ret = p;
 	return 0;
 }
@@ -304,6 +306,7 @@ KV_PUBLIC int kv_pool_open(struct kv_client *client, const struct kv_pool_option
 		r = fetch_layout(pool, deadline);
 	if (!r)
 		r = attach(pool, &o, deadline);
+	KV_KILLPOINT(client_attached);
 	if (r < 0) {
 		/* Nothing was done with the session: it need not last until this process ends. */
 		if (opened)
@@ -331,6 +334,7 @@ KV_PUBLIC struct kv_pool *kv_pool_close(struct kv_pool *pool)
 	while (!kv_link_is_alone(&pool->later))
 		free(kv_list_take_first(&pool->later));
 	discard(pool);
+	KV_KILLPOINT(client_closed);
 	return NULL;
 }
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "include/internal/killpoint.h"
 #include "libclient/internal.h"
 
 /* The daemon's answers to what was published: cached, or there is a twin to change over to. */
@@ -24,6 +25,7 @@ static int settle(struct kv_seq *seq, void *stream)
 		twin = (kv_block_id)kv_load_relaxed(&d->key_lo);
 		if (!kv_block_pin_twin(pool, twin, kv_load_relaxed(&d->serial)))
 			continue;
+		KV_KILLPOINT(client_twin_pinned);
 		/* Launches that are queued may still read the old one: it goes after them. */
 		r = kv_later_release(pool, stream, &id, 1);
 		if (r < 0) {
@@ -31,6 +33,7 @@ static int settle(struct kv_seq *seq, void *stream)
 			return r;
 		}
 		seq->table[seq->n_settled] = twin;
+		KV_KILLPOINT(client_twin_exchanged);
 	}
 	return 0;
 }
@@ -58,6 +61,7 @@ static void prepare(struct kv_seq *seq, size_t i, struct kv_op *op)
 	if (has_row)
 		*kv_shm_row(pool->blocks, &pool->head, id) = row;
 	memcpy(kv_shm_tokens(pool->blocks, &pool->head, id), tokens, size * sizeof(*tokens));
+	KV_KILLPOINT(client_tokens_written);
 }
 
 KV_PUBLIC int kv_seq_publish(struct kv_seq *seq, void *stream)
@@ -94,5 +98,6 @@ KV_PUBLIC int kv_seq_publish(struct kv_seq *seq, void *stream)
 		n++;
 	}
 	seq->n_submitted = end;
+	KV_KILLPOINT(client_prepared);
 	return kv_later_publish(pool, stream, ops, (uint32_t)n);
 }

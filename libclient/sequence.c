@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "include/internal/killpoint.h"
 #include "libclient/internal.h"
 
 #define SPARE_TOKENS ((size_t)1 << 18) /* of longer sequences the arrays are not kept */
@@ -73,6 +74,7 @@ static int release_from(struct kv_seq *seq, size_t first, void *stream)
 	if (r < 0)
 		return r;
 	seq->n_blocks = first;
+	KV_KILLPOINT(client_released);
 	return 0;
 }
 
@@ -151,6 +153,7 @@ static int note_copy(struct kv_pool *pool, kv_block_id old, kv_block_id to)
 	pool->copies[2 * pool->n_copies] = from;
 	pool->copies[2 * pool->n_copies + 1] = to;
 	pool->n_copies++;
+	KV_KILLPOINT(client_copy_noted);
 	if (from != old) {
 		pool->refs[from]++;
 		kv_block_release(pool, old);
@@ -256,6 +259,7 @@ KV_PUBLIC int kv_seq_fork(struct kv_seq *seq, struct kv_seq **ret)
 	child->n_blocks = n;
 	child->n_submitted = seq->n_submitted;
 	child->n_settled = seq->n_settled;
+	KV_KILLPOINT(client_forked);
 	*ret = child;
 	return 0;
 }
@@ -281,6 +285,7 @@ KV_PUBLIC int kv_seq_rollback(struct kv_seq *seq, size_t n_tokens, void *stream)
 		seq->n_submitted = whole;
 	if (seq->n_settled > whole)
 		seq->n_settled = whole;
+	KV_KILLPOINT(client_rolled_back);
 	return 0;
 }
 

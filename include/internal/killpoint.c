@@ -16,7 +16,8 @@ static const char *const names[] = {
 #undef KV_KILLPOINT_TEXT
 };
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pid_t looked; /* the process that has looked at its environment: a forked one looks again */
 static int chosen = -1;	      /* enum kv_killpoint */
 static unsigned long due;     /* passes of it, this one included, until it kills */
 static const char *once_path; /* or NULL */
@@ -42,6 +43,7 @@ static void look_at_environment(void)
 {
 	const char *point = getenv("KVCACHED_KILL_POINT"), *path = getenv("KVCACHED_KILL_SEEN");
 
+	chosen = -1;
 	once_path = getenv("KVCACHED_KILL_ONCE");
 	if (point)
 		choose(point);
@@ -62,7 +64,11 @@ void kv_killpoint_pass(enum kv_killpoint point)
 {
 	int saved = errno;
 
-	pthread_once(&once, look_at_environment);
+	pthread_mutex_lock(&lock);
+	if (looked != getpid())
+		look_at_environment();
+	looked = getpid();
+	pthread_mutex_unlock(&lock);
 	if (seen)
 		__atomic_store_n(&seen[point], 1, __ATOMIC_RELAXED);
 	if ((int)point == chosen && __atomic_fetch_sub(&due, 1, __ATOMIC_RELAXED) == 1 &&

@@ -6,7 +6,8 @@
  *
  *	KV_KILLPOINT(client_op_written);
  *
- * What happens is said by the environment, read once by each process:
+ * What happens is said by the environment, read once by each process, and again by a
+ * forked child:
  *
  *   KVCACHED_KILL_POINT=NAME[:N]  die when the point NAME is passed for the N-th time (1)
  *   KVCACHED_KILL_ONCE=PATH       but only who unlinks the file PATH: of several processes, and of
@@ -20,34 +21,30 @@
 #define KV_INTERNAL_KILLPOINT_H
 
 #define KV_KILLPOINTS(X)           \
-	X(client_connected)        \
-	X(client_greeted)          \
-	X(client_open_sent)        \
-	X(client_opened)           \
-	X(client_mapped)           \
-	X(client_attached)         \
-	X(client_lease_sent)       \
-	X(client_leased)           \
-	X(client_grants_read)      \
-	X(client_grants_taken)     \
-	X(client_taken)            \
-	X(client_want_sent)        \
-	X(client_op_written)       \
-	X(client_op_posted)        \
-	X(client_kick_set)         \
-	X(client_kicked)           \
-	X(client_tokens_written)   \
-	X(client_publish_prepared) \
-	X(client_published)        \
-	X(client_pin_bit_set)      \
-	X(client_pinned)           \
-	X(client_unpinned)         \
-	X(client_twin_pinned)      \
-	X(client_twin_exchanged)   \
-	X(client_given_back)       \
-	X(client_forked)           \
-	X(client_rolled_back)      \
-	X(client_close_sent)       \
+	X(client_connected)         \
+	X(client_greeted)           \
+	X(client_request_sent)      \
+	X(client_answered)          \
+	X(client_posted)            \
+	X(client_pages_mapped)      \
+	X(client_attached)          \
+	X(client_grants_read)       \
+	X(client_grants_taken)      \
+	X(client_taken)             \
+	X(client_op_written)        \
+	X(client_op_posted)         \
+	X(client_kick_set)          \
+	X(client_tokens_written)    \
+	X(client_prepared)          \
+	X(client_pin_bit_set)       \
+	X(client_pinned)            \
+	X(client_unpinned)          \
+	X(client_twin_pinned)       \
+	X(client_twin_exchanged)    \
+	X(client_released)          \
+	X(client_forked)            \
+	X(client_copy_noted)        \
+	X(client_rolled_back)       \
 	X(client_closed)           \
 	X(worker_book_written)     \
 	X(worker_book_mirrored)    \
