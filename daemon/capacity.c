@@ -278,6 +278,46 @@ int kv_capacity_begin(struct kv_pool *pool)
 	return 0;
 }
 
+/* True: extent @i is the pool's on all its devices. If only on some, it was just coming or going. */
+static bool adopt_extent(struct kv_pool *pool, uint32_t i)
+{
+	struct kv_extents *e = &pool->daemon->extents;
+	uint32_t mask = 0;
+
+	for (uint32_t g = 0; g < e->n_gpus; g++)
+		mask |= kv_extents_owned(e, g, i, (uint32_t)pool->id) ? 1u << g : 0;
+	if (mask == pool->gpu_mask)
+		return true;
+	for (uint32_t g = 0; g < e->n_gpus; g++) {
+		if (mask >> g & 1)
+			kv_extents_reset(e, g, i);
+	}
+	return false;
+}
+
+int kv_capacity_adopt(struct kv_pool *pool, struct kv_books_found *found)
+{
+	const struct kv_extents *e = &pool->daemon->extents;
+	bool flat = !pool->slab_blocks;
+	uint32_t n = 0;
+	int r;
+
+	if (flat && kv_books_set_extents(&pool->books, e->bytes) < 0)
+		return -ENOMEM;
+	for (uint32_t g = 0; g < e->n_gpus; g++)
+		n = e->n[g] > n ? e->n[g] : n;
+	for (uint32_t i = 0; i < n; i++) {
+		if (!adopt_extent(pool, i))
+			continue;
+		pool->n_extents++;
+		if (flat)
+			kv_space_own(&pool->books.space, i, true);
+	}
+	r = kv_books_rebuild(&pool->books, found);
+	/* Extents that had come, and whose blocks had not been added yet. */
+	return r < 0 || !flat ? r : add_blocks(pool, 0, e->n[__builtin_ctz(pool->gpu_mask)]);
+}
+
 /* Could @pool own @n_extents more, if all that is dirty were clean? */
 static bool may_get(const struct kv_pool *pool, uint32_t n_extents)
 {

@@ -132,7 +132,8 @@ static void one_session(const struct kv_session *session, uint32_t leased, uint3
 	s->pool_id = session->pool->id;
 	copy_text(s->pool, sizeof(s->pool), session->pool->name);
 	copy_text(s->client, sizeof(s->client), session->peer->name);
-	copy_text(s->state, sizeof(s->state), session->peer->fd < 0 ? "dying" : "live");
+	copy_text(s->state, sizeof(s->state),
+		  session->peer->away ? "away" : session->peer->fd < 0 ? "dying" : "live");
 	s->pid = (uint64_t)session->peer->pid;
 	s->uid = session->peer->uid;
 	s->slot = session->slot;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -50,8 +51,9 @@ static int wanted_bytes(const struct kv_config *c, const struct kv_device_info *
 static int make_arenas(struct kv_daemon *d)
 {
 	const struct kv_config *c = &d->config;
-	uint64_t bytes[KV_MAX_GPUS];
+	uint64_t bytes[KV_MAX_GPUS], size;
 	uint32_t n = c->host ? 1 : c->n_gpus;
+	void *map;
 	int r;
 
 	for (uint32_t i = 0; i < n; i++) {
@@ -75,8 +77,12 @@ static int make_arenas(struct kv_daemon *d)
 		       gpu->info.name, (unsigned long long)(bytes[i] / MIB),
 		       kv_export_name(gpu->arena->export.kind), gpu->arena->why);
 	}
+	size = extent_size(bytes, n);
+	r = kv_journal_new(d, size, kv_extents_map_bytes(n, bytes, size), &map);
 	/* A memfd is born zero. Of device memory nobody promises that: its movers zero it first. */
-	return kv_extents_init(&d->extents, n, bytes, extent_size(bytes, n), c->host);
+	if (!r)
+		kv_extents_init_in(&d->extents, n, bytes, size, c->host, map);
+	return r;
 }
 
 static void on_connection(uint32_t events, void *arg)
@@ -208,6 +214,7 @@ static void keeper_ended(uint32_t events, void *arg)
 
 int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 {
+	bool is_first;
 	int r;
 
 	memset(d, 0, sizeof(*d));
@@ -231,16 +238,20 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 	if (!r)
 		r = kv_loop_watch(d->loop, d->keeping.fd, KV_LOOP_IN, keeper_ended, d,
 				  &d->keeper_watch);
-	if (!r)
+	is_first = kv_link_is_alone(&d->keeping.found);
+	if (!r && !is_first)
+		r = kv_rebuild(d);
+	if (!r && is_first)
 		r = kv_wishes_read(d->config.wishes);
-	if (!r)
+	if (!r && is_first)
 		r = make_arenas(d);
 	if (!r)
 		r = watch_owners(d);
 	for (uint32_t i = 0; !r && i < d->n_gpus; i++)
 		r = kv_mover_start(d, i);
-	if (!r)
+	if (!r && is_first)
 		r = kv_wishes_grant(d);
+	kv_mover_scrub(d);
 	if (!r)
 		r = kv_loop_watch(d->loop, d->listen_fd, KV_LOOP_IN, on_connection, d,
 				  &d->listen_watch);
@@ -251,21 +262,31 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 	return r;
 }
 
+/*
+ * Only this process's part of things: what outlives it stays as it is, for the next worker. If the
+ * keeper ends as well, so does all of it.
+ */
 void kv_daemon_stop(struct kv_daemon *d)
 {
 	d->listen_watch = kv_watch_free(d->listen_watch);
 	d->listen_fd = kv_close(d->listen_fd);
-	while (!kv_link_is_alone(&d->peers))
-		kv_peer_free(kv_container_of(d->peers.next, struct kv_peer, link));
+	while (!kv_link_is_alone(&d->peers)) {
+		struct kv_peer *peer = kv_container_of(d->peers.next, struct kv_peer, link);
+
+		if (peer->session)
+			kv_session_unload(peer->session);
+		kv_peer_free(peer);
+	}
 	for (uint32_t i = 0; i < d->n_gpus; i++) {
 		kv_mover_stop(&d->gpus[i]);
 		kv_watch_free(d->gpus[i].owner_watch);
 	}
 	while (!kv_link_is_alone(&d->pools))
-		kv_pool_free(kv_container_of(d->pools.next, struct kv_pool, link));
+		kv_pool_unload(kv_container_of(d->pools.next, struct kv_pool, link));
 	kv_watch_free(d->keeper_watch);
 	kv_keeping_end(&d->keeping);
 	kv_timer_free(d->accept_timer);
+	kv_timer_free(d->check_timer);
 	kv_timer_free(d->waiter_timer);
 	kv_timer_free(d->user_timer);
 	kv_signals_free(d->signals);
@@ -273,4 +294,6 @@ void kv_daemon_stop(struct kv_daemon *d)
 	kv_extents_deinit(&d->extents);
 	for (uint32_t i = 0; i < d->n_gpus; i++)
 		d->gpus[i].ops->arena_free(d->gpus[i].arena);
+	if (d->journal)
+		munmap(d->journal, d->journal->bytes);
 }

@@ -3,6 +3,7 @@
  * What the worker process owns, and who does what with it.
  *
  *   keeper.h: the process that starts this one, and holds what must outlive it
+ *   journal.h: what is written down for the next worker; rebuild.c reads it
  *
  *   kv_daemon -- gpus[] -- arena, mover           device_*.c, mover.c
  *      |    `--- extents                          alloc/extent.h; capacity.c decides
@@ -23,6 +24,7 @@
 #include "alloc/extent.h"
 #include "alloc/pool.h"
 #include "daemon/device.h"
+#include "daemon/journal.h"
 #include "daemon/keeping.h"
 #include "daemon/loop.h"
 #include "daemon/user.h"
@@ -73,6 +75,7 @@ struct kv_daemon {
 	struct kv_watch *listen_watch;
 	struct kv_signals *signals;
 	struct kv_timer *accept_timer; /* accepting pauses when descriptors run out */
+	struct kv_timer *check_timer;  /* rebuild.c: large pools are proven a moment later */
 	struct kv_timer *waiter_timer; /* blocks may have become evictable without a message */
 	uint32_t n_gpus;
 	struct kv_gpu_unit gpus[KV_MAX_GPUS];
@@ -82,10 +85,11 @@ struct kv_daemon {
 	struct kv_link users; /* kv_user::link */
 	struct kv_timer *user_timer; /* some may speak again */
 	uint32_t n_peers, n_pools, n_sessions;
+	struct kv_journal *journal; /* NULL: nothing is kept, in a test */
 	uint64_t next_peer_id, next_session_id, next_pool_id;
-	uint64_t boot_nonce;
-	int64_t started_ns;
-	bool stopping; /* a signal said so */
+	uint64_t boot_nonce; /* of this start of the keeper: workers share it */
+	int64_t started_ns;  /* likewise */
+	bool stopping;	     /* a signal said so */
 };
 
 /* daemon.c: arenas, movers, clients. 0, or negative with a text that names the cause. */
@@ -105,9 +109,11 @@ struct kv_pool {
 	struct kv_component *components; /* owned; layout.components */
 	uint64_t slab_offset, slab_blocks; /* paged */
 	uint32_t first_extent, n_extents;  /* on each of its devices */
-	int index_fd, blocks_fd;
+	int index_fd, index_read_fd; /* the second is for clients: it can't be mapped for writing */
+	int blocks_fd, books_fd;
 	struct kv_shm_pool *head; /* index memfd, mapped for writing */
 	void *blocks;		  /* blocks memfd */
+	struct kv_pool_record *record; /* books memfd */
 	struct kv_books books;
 	struct kv_session *slots[KV_MAX_SESSIONS];
 	uint32_t n_sessions;
@@ -126,7 +132,9 @@ struct kv_session {
 	struct kv_shm_session *shm;
 	int32_t *grants;	  /* ring in shm */
 	const struct kv_op *ops; /* ring in shm */
-	uint32_t grant_capacity, op_capacity, grant_head, op_tail; /* ours; shm has copies */
+	uint32_t grant_capacity, op_capacity;
+	struct kv_session_record *record; /* of its slot; in it our ends of the rings: shm has copies */
+	bool op_in_doubt; /* its next op may have been done already: journal.h */
 	uint64_t bytes;
 	int64_t since_ns;
 	uint64_t n_published;
@@ -158,11 +166,15 @@ struct kv_peer {
 	bool greeted;
 	bool counted;  /* among its user's connections */
 	bool silenced; /* what it sends is read later: its user has sent too much */
+	bool away; /* fd is -1 because a worker died: it may come back, kv_session_handle_resume() */
 };
 
 /* peer.c */
 int kv_peer_accept(struct kv_daemon *d, int fd);
 void kv_peers_hear(void *d); /* those that were silenced; d: struct kv_daemon */
+/* kv_peer_new_away() - who was connected to a worker before this one. Takes @pidfd over. 0; negative */
+int kv_peer_new_away(struct kv_daemon *d, const struct kv_session_record *record, int pidfd,
+		     struct kv_peer **ret);
 void kv_peer_drop(struct kv_peer *peer, const char *why); /* hang up; reclaimed when its process ended */
 struct kv_peer *kv_peer_free(struct kv_peer *peer);
 void kv_peer_send(struct kv_peer *peer, const void *msg, uint32_t size, const int *fds,
@@ -177,12 +189,22 @@ int kv_pool_create(struct kv_daemon *d, const struct kv_msg_pool_open *msg, stru
 /* kv_pool_differs() - 0, or -EEXIST with a text that lists what differs */
 int kv_pool_differs(const struct kv_pool *pool, const struct kv_msg_pool_open *msg);
 struct kv_pool *kv_pool_free(struct kv_pool *pool); /* without sessions; its extents get dirty */
+void kv_pool_unload(struct kv_pool *pool); /* this process forgets it; for others it goes on */
+/* kv_pool_adopt() - of a worker before this one, by its deposit. 0; -ENOENT: it doesn't count */
+int kv_pool_adopt(struct kv_daemon *d, struct kv_deposit *deposit, struct kv_pool **ret);
 
 /* session.c */
 void kv_session_handle_open(struct kv_peer *peer, const struct kv_msg_pool_open *msg);
 void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *msg);
 void kv_session_drain(struct kv_session *session); /* works off its ring of ops */
 struct kv_session *kv_session_free(struct kv_session *session); /* its client is quiet */
+void kv_session_unload(struct kv_session *session); /* this process forgets it; for others it goes on */
+/* kv_session_adopt() - of a worker before this one: the peer is away. Takes @fds over. 0; negative */
+int kv_session_adopt(struct kv_pool *pool, uint32_t slot, const int fds[2]);
+void kv_session_handle_resume(struct kv_peer *peer, const struct kv_msg_resume *msg);
+void kv_session_confirm(struct kv_session *session); /* its client knows of it */
+void kv_session_set_aside(struct kv_session *session); /* what it leases becomes QUARANTINED */
+void kv_session_drop(struct kv_session *session); /* hung up on: what it leases is set aside */
 /* Posts ids in the ring; the answer to a LEASE is sent by the caller. */
 void kv_session_post(struct kv_session *session, uint32_t n);
 uint32_t kv_session_posted(const struct kv_session *session); /* ids that its client has yet to take */
@@ -205,6 +227,8 @@ int kv_capacity_room(struct kv_pool *pool, uint32_t n, bool all);
 /* A new pool's first extents. 0; -EAGAIN: being zeroed; -ENOMEM with text */
 int kv_capacity_claim(struct kv_pool *pool);
 int kv_capacity_begin(struct kv_pool *pool); /* its first blocks, once it has its pages */
+/* kv_capacity_adopt() - the extents that the map says are its, and their blocks. 0; negative */
+int kv_capacity_adopt(struct kv_pool *pool, struct kv_books_found *found);
 void kv_capacity_release(struct kv_pool *pool);	/* all extents of a pool that ends */
 void kv_capacity_wait(struct kv_session *session);
 void kv_capacity_serve(struct kv_daemon *d, struct kv_pool *pool); /* NULL: all pools */

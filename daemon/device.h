@@ -9,7 +9,7 @@
  * The calling process never loads the CUDA driver: what needs it is done in forked helper
  * processes, which hand back file descriptors and figures. It must not have used CUDA itself before
  * (a driver doesn't survive a fork). A vmm arena is nothing but its descriptors; an ipc arena has
- * an owner process that lives until arena_free(), or until this process ends.
+ * an owner process that lives until arena_free(), or as long as somebody has its owner_fd.
  */
 #ifndef KV_DAEMON_DEVICE_H
 #define KV_DAEMON_DEVICE_H
@@ -33,8 +33,9 @@ struct kv_arena {
 	struct kv_arena_export export; /* what others are told */
 	int *fds;		       /* [export.n_fds], close-on-exec; owned */
 	int owner_pidfd; /* ipc: readable when the owner died, no new user can attach then; or -1 */
+	int owner_fd; /* ipc: the owner lives as long as any copy of this; or -1 */
 	char why[KV_ERROR_BYTES]; /* how the kind was chosen: a line for the log */
-	void *owner;		  /* of the device's implementation */
+	void *owner;		  /* of the device's implementation: it is told to end; or NULL */
 };
 
 struct kv_device_ops {
@@ -64,6 +65,12 @@ struct kv_device_ops {
 
 	/* Gives the memory back. NULL is allowed. */
 	void (*arena_free)(struct kv_arena *arena);
+
+	/*
+	 * From now on the memory lives as long as any copy of its descriptors (fds, owner_fd), and
+	 * arena_free() gives up only this process's.
+	 */
+	void (*arena_let_go)(struct kv_arena *arena);
 };
 
 extern const struct kv_device_ops kv_device_host;

@@ -63,6 +63,7 @@ static void arena_free(struct kv_arena *arena)
 			kv_close(arena->fds[i]);
 	free(arena->fds);
 	kv_close(arena->owner_pidfd);
+	kv_close(arena->owner_fd);
 	owner = arena->owner;
 	if (owner)
 		kv_helper_stop(owner);
@@ -137,7 +138,7 @@ static int arena_of_kind(const struct kv_cuda_job *job, uint32_t kind, struct kv
 	arena = calloc(1, sizeof(*arena));
 	if (!arena)
 		return kv_error(-ENOMEM, "no memory for the record of an arena");
-	arena->owner_pidfd = -1;
+	arena->owner_pidfd = arena->owner_fd = -1;
 	r = kind == KV_EXPORT_VMM ? make_vmm(arena, job) : make_ipc(arena, job);
 	if (r < 0)
 		return r;
@@ -226,9 +227,19 @@ static int arena_new(int ordinal, uint64_t bytes, uint32_t kind, uint64_t granul
 	return 0;
 }
 
+static void arena_let_go(struct kv_arena *arena)
+{
+	struct kv_helper *owner = kv_steal(arena->owner);
+
+	if (owner)
+		arena->owner_fd = owner->socket;
+	free(owner);
+}
+
 const struct kv_device_ops kv_device_cuda = {
 	.name = "cuda",
 	.info = info,
 	.arena_new = arena_new,
 	.arena_free = arena_free,
+	.arena_let_go = arena_let_go,
 };

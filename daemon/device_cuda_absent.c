@@ -27,9 +27,14 @@ static void arena_free(struct kv_arena *arena)
 {
 }
 
+static void arena_let_go(struct kv_arena *arena)
+{
+}
+
 const struct kv_device_ops kv_device_cuda = {
 	.name = "cuda",
 	.info = info,
 	.arena_new = arena_new,
 	.arena_free = arena_free,
+	.arena_let_go = arena_let_go,
 };

@@ -296,7 +296,7 @@ void kv_cuda_job_ipc(const struct kv_helper_end *end, const void *arg)
 	kv_helper_reply(end, r, &reply);
 	if (r < 0)
 		return;
-	kv_helper_wait_for_stop(end);
+	kv_helper_wait_for_close(end); /* whoever holds the other end holds the memory */
 	cuda->cuMemFree(memory);
 }
 

@@ -170,7 +170,7 @@ static int arena_new(int ordinal, uint64_t bytes, uint32_t kind, uint64_t granul
 	arena = calloc(1, sizeof(*arena));
 	if (!arena)
 		return kv_error(-ENOMEM, "no memory for the record of an arena");
-	arena->owner_pidfd = -1;
+	arena->owner_pidfd = arena->owner_fd = -1;
 	arena->export.kind = KV_EXPORT_HOST;
 	arena->export.n_fds = 1;
 	arena->export.bytes = bytes;
@@ -193,9 +193,15 @@ static int arena_new(int ordinal, uint64_t bytes, uint32_t kind, uint64_t granul
 	return 0;
 }
 
+static void arena_let_go(struct kv_arena *arena)
+{
+	(void)arena; /* a memfd is nothing else anyway */
+}
+
 const struct kv_device_ops kv_device_host = {
 	.name = "host",
 	.info = info,
 	.arena_new = arena_new,
 	.arena_free = arena_free,
+	.arena_let_go = arena_let_go,
 };

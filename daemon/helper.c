@@ -204,6 +204,15 @@ void kv_helper_wait_for_stop(const struct kv_helper_end *end)
 		;
 }
 
+void kv_helper_wait_for_close(const struct kv_helper_end *end)
+{
+	struct pollfd fd = {.fd = end->socket, .events = POLLIN};
+
+	alarm(0);
+	while (poll(&fd, 1, -1) < 0 && errno == EINTR)
+		;
+}
+
 /* From @first to before @end, but never 0..2. */
 static void close_range_to(int first, int end)
 {

@@ -68,6 +68,8 @@ int kv_helper_send_fds(const struct kv_helper_end *end, const int *fds, uint32_t
 void kv_helper_reply(const struct kv_helper_end *end, int r, struct kv_helper_reply *reply);
 /* For a job that holds something: waits, however long, until the parent stops it or dies. */
 void kv_helper_wait_for_stop(const struct kv_helper_end *end);
+/* Likewise, but only until every other end of its socket is closed: its parent's death is no reason. */
+void kv_helper_wait_for_close(const struct kv_helper_end *end);
 /* Closes what came along by the fork, but 0..2 and @end. */
 void kv_helper_close_others(const struct kv_helper_end *end);
 

@@ -88,18 +88,15 @@ struct kv_peer *kv_peer_free(struct kv_peer *peer)
 /* The socket ends here. The peer itself is freed by readable(), or when its process has ended. */
 void kv_peer_drop(struct kv_peer *peer, const char *why)
 {
-	if (peer->fd < 0)
+	if (peer->fd < 0 && !peer->away)
 		return;
+	peer->away = false;
 	if (why)
 		kv_log(KV_LOG_WARN, "'%s' (pid %d) is disconnected: %s", peer->name, peer->pid, why);
 	peer->watch = kv_watch_free(peer->watch);
 	peer->fd = kv_close(peer->fd);
-	if (peer->session) {
-		kv_link_unlink(&peer->session->waiter);
-		peer->session->n_set_aside =
-			peer->session->pool->books.n_leased_by[peer->session->slot];
-		kv_books_quarantine(&peer->session->pool->books, peer->session->slot);
-	}
+	if (peer->session)
+		kv_session_drop(peer->session);
 	free(kv_steal(peer->pending_open));
 	if (peer->open_timer)
 		kv_timer_set(peer->open_timer, -1);
@@ -199,6 +196,17 @@ static void handle_pool_open(struct kv_peer *peer, const void *data)
 	} else {
 		kv_session_handle_open(peer, msg);
 	}
+}
+
+static void handle_resume(struct kv_peer *peer, const void *data)
+{
+	const struct kv_msg_resume *msg = data;
+
+	if (peer->session || peer->pending_open)
+		kv_peer_error(peer, msg->head.tag, -EINVAL,
+			      "resume: this connection has a pool open already");
+	else
+		kv_session_handle_resume(peer, msg);
 }
 
 static void handle_pool_close(struct kv_peer *peer, const void *data)
@@ -304,6 +312,7 @@ static const struct handler {
 	[KV_MSG_HELLO] = { sizeof(struct kv_msg_hello), false, false, handle_hello },
 	[KV_MSG_PING] = { sizeof(struct kv_msg_plain), false, false, handle_ping },
 	[KV_MSG_POOL_OPEN] = { sizeof(struct kv_msg_pool_open), true, false, handle_pool_open },
+	[KV_MSG_RESUME] = { sizeof(struct kv_msg_resume), false, false, handle_resume },
 	[KV_MSG_POOL_CLOSE] = { sizeof(struct kv_msg_plain), false, true, handle_pool_close },
 	[KV_MSG_POOL_LAYOUT] = { sizeof(struct kv_msg_plain), false, true, handle_layout },
 	[KV_MSG_ARENA] = { sizeof(struct kv_msg_arena), false, false, handle_arena },
@@ -345,8 +354,10 @@ static void handle(struct kv_peer *peer, const struct kv_wire_head *head, size_t
 		return;
 	}
 	/* What a session did before it asked is done before the answer. */
-	if (peer->session)
+	if (peer->session) {
+		kv_session_confirm(peer->session);
 		kv_session_drain(peer->session);
+	}
 	if (peer->fd >= 0)
 		h->handle(peer, (const void *)head);
 }
@@ -413,23 +424,57 @@ static int open_pidfd(int fd, pid_t pid)
 	return (int)syscall(SYS_pidfd_open, pid, 0);
 }
 
-int kv_peer_accept(struct kv_daemon *d, int fd)
+static struct kv_peer *peer_new(struct kv_daemon *d, int fd, int pidfd)
 {
 	struct kv_peer *peer = calloc(1, sizeof(*peer));
-	struct ucred cred;
-	socklen_t size = sizeof(cred);
-	int r;
 
 	if (!peer) {
 		kv_close(fd);
-		return -ENOMEM;
+		kv_close(pidfd);
+		return NULL;
 	}
 	kv_list_append(&d->peers, &peer->link);
 	d->n_peers++;
 	peer->daemon = d;
 	peer->fd = fd;
-	peer->pidfd = -1;
+	peer->pidfd = pidfd;
 	peer->id = d->next_peer_id++;
+	return peer;
+}
+
+/* It may have died meanwhile: then the first turn of the loop says so. */
+int kv_peer_new_away(struct kv_daemon *d, const struct kv_session_record *record, int pidfd,
+		     struct kv_peer **ret)
+{
+	struct kv_peer *peer = peer_new(d, -1, pidfd);
+	int r;
+
+	if (!peer)
+		return -ENOMEM;
+	memcpy(peer->name, record->name, sizeof(peer->name));
+	peer->pid = record->pid;
+	peer->uid = record->uid;
+	peer->user = kv_user_get(d, peer->uid);
+	peer->greeted = true;
+	peer->away = record->state == KV_RECORD_LIVE;
+	r = kv_loop_watch(d->loop, pidfd, KV_LOOP_IN, process_ended, peer, &peer->pid_watch);
+	if (r < 0) {
+		kv_peer_free(peer);
+		return r;
+	}
+	*ret = peer;
+	return 0;
+}
+
+int kv_peer_accept(struct kv_daemon *d, int fd)
+{
+	struct kv_peer *peer = peer_new(d, fd, -1);
+	struct ucred cred;
+	socklen_t size = sizeof(cred);
+	int r;
+
+	if (!peer)
+		return -ENOMEM;
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) < 0) {
 		r = -errno;
 		goto fail;

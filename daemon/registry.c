@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "alloc/layout.h"
@@ -14,6 +15,7 @@
 #include "daemon/log.h"
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
+#include "include/internal/killpoint.h"
 
 struct kv_pool *kv_pool_find(struct kv_daemon *d, const char *name)
 {
@@ -26,23 +28,21 @@ struct kv_pool *kv_pool_find(struct kv_daemon *d, const char *name)
 	return NULL;
 }
 
-/* A memfd of @bytes that nobody can shrink or grow, mapped here. */
-static int shared_pages(const char *name, uint64_t bytes, int *ret_fd, void **ret)
+/*
+ * What clients get of the index: a descriptor that was opened for reading, of a file that nobody
+ * else can open. (A seal against writing would hold for the next worker as well.)
+ */
+static int open_for_reading(int fd, int *ret)
 {
-	kv_cleanup(kv_closep) int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	void *p;
+	char path[32];
+	int r;
 
-	if (fd < 0)
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	r = open(path, O_RDONLY | O_CLOEXEC);
+	if (r < 0)
 		return -errno;
-	if (ftruncate(fd, (off_t)bytes) < 0 ||
-	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
-		return -errno;
-	p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-	if (p == MAP_FAILED)
-		return -errno;
-	*ret_fd = kv_steal_fd(&fd);
-	*ret = p;
-	return 0;
+	*ret = r;
+	return fchmod(fd, 0) < 0 ? -errno : 0;
 }
 
 static uint64_t page_up(uint64_t bytes)
@@ -74,7 +74,37 @@ static uint64_t test_key_mask(void)
 	return bits < 0 || bits >= 64 ? UINT64_MAX : ((uint64_t)1 << bits) - 1;
 }
 
-static int make_pages(struct kv_pool *pool)
+static int init_books(struct kv_pool *pool)
+{
+	int r = kv_books_init_in(&pool->books, pool->head,
+				 (uint64_t *)((char *)pool->head + pool->head->buckets_offset),
+				 pool->blocks, (char *)pool->record + KV_RECORD_BYTES);
+
+	pool->books.policy = pool->daemon->config.policy;
+	return r;
+}
+
+static int make_record(struct kv_pool *pool, const struct kv_msg_pool_open *msg, uint64_t bytes)
+{
+	int r = kv_shared_pages("kvcached-books", bytes, &pool->books_fd, (void **)&pool->record);
+	struct kv_pool_record *record = pool->record;
+
+	if (r < 0)
+		return r;
+	record->id = pool->id;
+	record->bytes = bytes;
+	record->min_bytes = pool->min_bytes;
+	record->max_bytes = pool->max_bytes;
+	record->max_blocks = pool->max_blocks;
+	record->slab_offset = pool->slab_offset;
+	record->slab_blocks = pool->slab_blocks;
+	record->first_extent = pool->first_extent;
+	memcpy(&record->opened, msg, msg->head.size);
+	kv_store_release(&record->state, KV_RECORD_MAKING);
+	return 0;
+}
+
+static int make_pages(struct kv_pool *pool, const struct kv_msg_pool_open *msg)
 {
 	uint32_t id_limit = id_limit_of(pool);
 	uint32_t n_buckets = kv_prefix_buckets(id_limit);
@@ -104,23 +134,29 @@ static int make_pages(struct kv_pool *pool)
 	head.blocks_bytes =
 		page_up(head.rows_offset + (uint64_t)id_limit * sizeof(struct kv_shm_row));
 
-	r = shared_pages("kvcached-index", head.index_bytes, &pool->index_fd, (void **)&pool->head);
+	r = kv_shared_pages("kvcached-index", head.index_bytes, &pool->index_fd,
+			    (void **)&pool->head);
+	if (!r)
+		r = open_for_reading(pool->index_fd, &pool->index_read_fd);
+	if (!r)
+		r = kv_shared_pages("kvcached-blocks", head.blocks_bytes, &pool->blocks_fd,
+				    &pool->blocks);
+	if (!r)
+		r = make_record(pool, msg, KV_RECORD_BYTES + kv_books_saved_bytes(id_limit));
 	if (r < 0)
 		return r;
-	/* Clients get the index for reading only: no new mapping may write. Older kernels lack it. */
-	fcntl(pool->index_fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
-	r = shared_pages("kvcached-blocks", head.blocks_bytes, &pool->blocks_fd, &pool->blocks);
-	if (r < 0)
-		return r;
-	fcntl(pool->blocks_fd, F_ADD_SEALS, F_SEAL_SEAL);
 
 	*pool->head = head;
 	*(struct kv_shm_blocks *)pool->blocks =
 		(struct kv_shm_blocks){ .magic = KV_SHM_MAGIC, .abi = KV_SHM_ABI, .clock = 1 };
-	r = kv_books_init(&pool->books, pool->head,
-			  (uint64_t *)((char *)pool->head + head.buckets_offset), pool->blocks);
-	pool->books.policy = pool->daemon->config.policy;
-	return r;
+	return init_books(pool);
+}
+
+static int deposit(struct kv_pool *pool)
+{
+	int fds[] = { pool->index_fd, pool->index_read_fd, pool->blocks_fd, pool->books_fd };
+
+	return kv_keeping_put(&pool->daemon->keeping, KV_DEPOSIT_POOL, pool->id, fds, 4);
 }
 
 static int adopt_layout(struct kv_pool *pool, const struct kv_msg_pool_open *msg)
@@ -195,7 +231,8 @@ static void pool_freep(struct kv_pool **pool)
 		kv_pool_free(*pool);
 }
 
-int kv_pool_create(struct kv_daemon *d, const struct kv_msg_pool_open *msg, struct kv_pool **ret)
+/* What its first client says of it. */
+static int pool_new(struct kv_daemon *d, const struct kv_msg_pool_open *msg, struct kv_pool **ret)
 {
 	kv_cleanup(pool_freep) struct kv_pool *pool = calloc(1, sizeof(*pool));
 	int r;
@@ -205,8 +242,7 @@ int kv_pool_create(struct kv_daemon *d, const struct kv_msg_pool_open *msg, stru
 	kv_link_init(&pool->link);
 	kv_link_init(&pool->waiters);
 	pool->daemon = d;
-	pool->index_fd = pool->blocks_fd = -1;
-	pool->id = d->next_pool_id;
+	pool->index_fd = pool->index_read_fd = pool->blocks_fd = pool->books_fd = -1;
 	memcpy(pool->name, msg->name, KV_NAME_MAX);
 	memcpy(pool->model, msg->model, KV_NAME_MAX);
 	memcpy(pool->revision, msg->revision, KV_NAME_MAX);
@@ -218,19 +254,45 @@ int kv_pool_create(struct kv_daemon *d, const struct kv_msg_pool_open *msg, stru
 	r = adopt_layout(pool, msg);
 	if (r < 0)
 		return r;
+	*ret = kv_steal(pool);
+	return 0;
+}
+
+/* Never twice, whatever becomes of this worker: extents and deposits go by it. */
+static uint64_t next_id(struct kv_daemon *d)
+{
+	if (d->journal)
+		kv_store_release(&d->journal->next_pool_id, d->next_pool_id + 1);
+	return d->next_pool_id++;
+}
+
+int kv_pool_create(struct kv_daemon *d, const struct kv_msg_pool_open *msg, struct kv_pool **ret)
+{
+	kv_cleanup(pool_freep) struct kv_pool *pool = NULL;
+	int r = pool_new(d, msg, &pool);
+
+	if (r < 0)
+		return r;
 	r = check_capacity(pool);
 	if (r < 0)
 		return r;
+	pool->id = next_id(d);
 	r = kv_capacity_claim(pool);
 	if (r < 0)
 		return r;
-	r = make_pages(pool);
+	KV_KILLPOINT(worker_pool_claimed);
+	r = make_pages(pool, msg);
 	if (!r)
 		r = kv_capacity_begin(pool);
 	if (r < 0)
 		return kv_error(r, "shared pages for pool '%s': %s", pool->name, strerror(-r));
+	r = deposit(pool);
+	if (r < 0)
+		return r;
+	KV_KILLPOINT(worker_pool_deposited);
+	kv_store_release(&pool->record->state, KV_RECORD_LIVE);
+	KV_KILLPOINT(worker_pool_live);
 
-	d->next_pool_id++;
 	d->n_pools++;
 	kv_list_append(&d->pools, &pool->link);
 	kv_log(KV_LOG_INFO, "pool '%s' made: %s, blocks of %u tokens and %llu bytes, at most %llu of them",
@@ -278,24 +340,118 @@ int kv_pool_differs(const struct kv_pool *pool, const struct kv_msg_pool_open *m
 	return text[0] ? kv_error(-EEXIST, "pool '%.40s' differs: %s", pool->name, text) : 0;
 }
 
-struct kv_pool *kv_pool_free(struct kv_pool *pool)
+void kv_pool_unload(struct kv_pool *pool)
 {
 	if (!kv_link_is_alone(&pool->link)) {
 		kv_link_unlink(&pool->link);
 		pool->daemon->n_pools--;
-		kv_log(KV_LOG_INFO, "pool '%s' ended", pool->name);
 	}
-	kv_capacity_release(pool);
 	kv_books_deinit(&pool->books);
+	if (pool->record)
+		munmap(pool->record, pool->record->bytes);
 	if (pool->blocks)
 		munmap(pool->blocks, pool->head->blocks_bytes);
 	if (pool->head)
 		munmap(pool->head, pool->head->index_bytes);
 	kv_close(pool->index_fd);
+	kv_close(pool->index_read_fd);
 	kv_close(pool->blocks_fd);
+	kv_close(pool->books_fd);
 	kv_user_take(pool->user, KV_USER_POOLS);
 	kv_user_put(pool->user);
 	free(pool->components);
 	free(pool);
+}
+
+struct kv_pool *kv_pool_free(struct kv_pool *pool)
+{
+	struct kv_daemon *d = pool->daemon;
+	uint64_t id = pool->id;
+
+	if (!kv_link_is_alone(&pool->link))
+		kv_log(KV_LOG_INFO, "pool '%s' ended", pool->name);
+	/* From here on its extents are dirty, also for another worker. */
+	if (pool->record)
+		kv_store_release(&pool->record->state, KV_RECORD_ENDING);
+	KV_KILLPOINT(worker_pool_ending);
+	kv_capacity_release(pool);
+	KV_KILLPOINT(worker_pool_released);
+	kv_pool_unload(pool);
+	if (id)
+		kv_keeping_drop(&d->keeping, KV_DEPOSIT_POOL, id);
 	return NULL;
+}
+
+/* The pages of a deposit, which becomes empty. The sizes are those that the pages themselves say. */
+static int map_pages(struct kv_pool *pool, struct kv_deposit *deposit)
+{
+	const struct kv_shm_pool *head;
+	struct stat st;
+	void *p;
+	int r;
+
+	if (deposit->n_fds != 4)
+		return -EPROTO;
+	pool->index_fd = kv_steal_fd(&deposit->fds[0]);
+	pool->index_read_fd = kv_steal_fd(&deposit->fds[1]);
+	pool->blocks_fd = kv_steal_fd(&deposit->fds[2]);
+	r = fstat(pool->index_fd, &st) < 0 ? -errno :
+					       kv_shared_map(pool->index_fd, (uint64_t)st.st_size, &p);
+	if (r < 0)
+		return r;
+	pool->head = p;
+	head = pool->head;
+	if (head->magic != KV_SHM_MAGIC || head->abi != KV_SHM_ABI ||
+	    head->index_bytes != (uint64_t)st.st_size ||
+	    pool->record->bytes != KV_RECORD_BYTES + kv_books_saved_bytes(head->id_limit))
+		return -EPROTO;
+	return kv_shared_map(pool->blocks_fd, head->blocks_bytes, &pool->blocks);
+}
+
+int kv_pool_adopt(struct kv_daemon *d, struct kv_deposit *deposit, struct kv_pool **ret)
+{
+	kv_cleanup(kv_closep) int books_fd = deposit->n_fds == 4 ? kv_steal_fd(&deposit->fds[3]) : -1;
+	struct kv_pool_record *record;
+	struct kv_pool *pool;
+	struct stat st;
+	int r;
+
+	if (books_fd < 0 || fstat(books_fd, &st) < 0 || st.st_size < KV_RECORD_BYTES)
+		return -EPROTO;
+	r = kv_shared_map(books_fd, (uint64_t)st.st_size, (void **)&record);
+	if (r < 0)
+		return r;
+	r = record->state != KV_RECORD_LIVE || record->bytes != (uint64_t)st.st_size ? -ENOENT : 0;
+	if (!r)
+		r = pool_new(d, &record->opened, &pool);
+	if (r < 0) {
+		munmap(record, (size_t)st.st_size);
+		return r;
+	}
+	pool->record = record;
+	pool->books_fd = kv_steal_fd(&books_fd);
+	pool->id = record->id;
+	pool->min_bytes = record->min_bytes;
+	pool->max_bytes = record->max_bytes;
+	pool->max_blocks = record->max_blocks;
+	pool->slab_offset = record->slab_offset;
+	pool->slab_blocks = record->slab_blocks;
+	pool->first_extent = (uint32_t)record->first_extent;
+	pool->lookup_tokens = record->lookup_tokens;
+	pool->hit_tokens = record->hit_tokens;
+	pool->n_no_room = record->n_no_room;
+	r = map_pages(pool, deposit);
+	if (!r)
+		r = init_books(pool);
+	if (r < 0) {
+		kv_pool_unload(pool);
+		return r;
+	}
+	pool->user = record->made_by ? kv_user_get(d, (uid_t)(record->made_by - 1)) : NULL;
+	if (pool->user)
+		pool->user->n[KV_USER_POOLS]++;
+	d->n_pools++;
+	kv_list_append(&d->pools, &pool->link);
+	*ret = pool;
+	return 0;
 }

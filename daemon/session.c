@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One peer's attachment to a pool: opening it, its two rings, its leases, its end. */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
+#include <sys/random.h>
 
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
+#include "include/internal/killpoint.h"
 #include "include/internal/ring.h"
 #include "include/internal/socket.h"
 
@@ -19,11 +19,11 @@
 #define OPEN_WAIT (5 * KV_SEC)
 #define SCRUB_WAIT (5 * KV_SEC)
 
-static int make_shared(struct kv_session *s)
+/* Where things lie in the pages follows from the pool alone: what stands in them a client may change. */
+static struct kv_shm_session lay_out(struct kv_session *s)
 {
 	struct kv_shm_session head = { .magic = KV_SHM_MAGIC, .abi = KV_SHM_ABI, .slot = s->slot };
 	uint32_t grants = 64;
-	void *p;
 
 	while (grants < s->pool->head->id_limit)
 		grants *= 2;
@@ -32,21 +32,78 @@ static int make_shared(struct kv_session *s)
 	head.grants_offset = 4096;
 	head.ops_offset = head.grants_offset + (grants * sizeof(int32_t) + 4095) / 4096 * 4096;
 	head.bytes = s->bytes = head.ops_offset + OP_CAPACITY * sizeof(struct kv_op);
+	return head;
+}
 
-	s->fd = memfd_create("kvcached-session", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (s->fd < 0)
-		return -errno;
-	if (ftruncate(s->fd, (off_t)s->bytes) < 0 ||
-	    fcntl(s->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-		return -errno;
-	p = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
-	if (p == MAP_FAILED)
-		return -errno;
+static void find_rings(struct kv_session *s, const struct kv_shm_session *head, void *p)
+{
 	s->shm = p;
+	s->grants = (int32_t *)((char *)p + head->grants_offset);
+	s->ops = (const struct kv_op *)((char *)p + head->ops_offset);
+}
+
+static int make_shared(struct kv_session *s)
+{
+	struct kv_shm_session head = lay_out(s);
+	void *p;
+	int r = kv_shared_pages("kvcached-session", s->bytes, &s->fd, &p);
+
+	if (r < 0)
+		return r;
+	find_rings(s, &head, p);
 	*s->shm = head;
-	s->grants = (int32_t *)((char *)p + head.grants_offset);
-	s->ops = (const struct kv_op *)((char *)p + head.ops_offset);
 	return 0;
+}
+
+/* Kept before anybody knows of it. */
+static int deposit(struct kv_session *s)
+{
+	struct kv_session_record *record = s->record;
+	int fds[] = { s->fd, s->peer->pidfd };
+	uint64_t token;
+	int r;
+
+	if (getrandom(&token, sizeof(token), 0) != sizeof(token))
+		return -EIO;
+	*record = (struct kv_session_record){ .id = s->id,
+					      .token = token,
+					      .since_ns = s->since_ns,
+					      .pid = s->peer->pid,
+					      .uid = s->peer->uid };
+	memcpy(record->name, s->peer->name, sizeof(record->name));
+	r = kv_keeping_put(&s->pool->daemon->keeping, KV_DEPOSIT_SESSION, s->id, fds, 2);
+	if (r < 0)
+		return r;
+	KV_KILLPOINT(worker_session_deposited);
+	kv_store_release(&record->state, KV_RECORD_OPENING);
+	KV_KILLPOINT(worker_session_opening);
+	return 0;
+}
+
+static uint64_t next_id(struct kv_daemon *d)
+{
+	if (d->journal)
+		kv_store_release(&d->journal->next_session_id, d->next_session_id + 1);
+	return d->next_session_id++;
+}
+
+static struct kv_session *session_alloc(struct kv_peer *peer, struct kv_pool *pool, uint32_t slot)
+{
+	struct kv_session *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return NULL;
+	kv_link_init(&s->waiter);
+	s->fd = -1;
+	s->peer = peer;
+	s->pool = pool;
+	s->slot = slot;
+	s->record = &pool->record->sessions[slot];
+	pool->slots[slot] = s;
+	pool->n_sessions++;
+	peer->daemon->n_sessions++;
+	peer->session = s;
+	return s;
 }
 
 static int session_new(struct kv_peer *peer, struct kv_pool *pool, struct kv_session **ret)
@@ -60,26 +117,19 @@ static int session_new(struct kv_peer *peer, struct kv_pool *pool, struct kv_ses
 	if (slot == KV_MAX_SESSIONS)
 		return kv_error(-EBUSY, "pool '%s' has %d sessions, the most there can be", pool->name,
 				KV_MAX_SESSIONS);
-	s = calloc(1, sizeof(*s));
-	if (!s)
-		return kv_error(-ENOMEM, "no memory for a session");
 	r = kv_user_add(peer->user, KV_USER_SESSIONS);
-	if (r < 0) {
-		free(s);
+	if (r < 0)
 		return r;
+	s = session_alloc(peer, pool, slot);
+	if (!s) {
+		kv_user_take(peer->user, KV_USER_SESSIONS);
+		return kv_error(-ENOMEM, "no memory for a session");
 	}
-	kv_link_init(&s->waiter);
-	s->fd = -1;
-	s->peer = peer;
-	s->pool = pool;
-	s->slot = slot;
-	s->id = peer->daemon->next_session_id++;
+	s->id = next_id(peer->daemon);
 	s->since_ns = kv_now();
-	pool->slots[slot] = s;
-	pool->n_sessions++;
-	peer->daemon->n_sessions++;
-	peer->session = s;
 	r = make_shared(s);
+	if (!r)
+		r = deposit(s);
 	if (r < 0) {
 		kv_session_free(s);
 		return kv_error(r, "shared pages for a session: %s", strerror(-r));
@@ -89,27 +139,151 @@ static int session_new(struct kv_peer *peer, struct kv_pool *pool, struct kv_ses
 	return 0;
 }
 
-struct kv_session *kv_session_free(struct kv_session *s)
+int kv_session_adopt(struct kv_pool *pool, uint32_t slot, const int fds[2])
+{
+	struct kv_session_record *record = &pool->record->sessions[slot];
+	kv_cleanup(kv_closep) int fd = fds[0];
+	struct kv_shm_session head;
+	struct kv_session *s;
+	struct kv_peer *peer;
+	void *p;
+	int r = kv_peer_new_away(pool->daemon, record, fds[1], &peer);
+
+	if (r < 0)
+		return r;
+	s = session_alloc(peer, pool, slot);
+	if (!s) {
+		kv_peer_free(peer);
+		return -ENOMEM;
+	}
+	if (peer->user)
+		peer->user->n[KV_USER_SESSIONS]++; /* it was allowed when it was opened */
+	s->fd = kv_steal_fd(&fd);
+	s->id = record->id;
+	s->since_ns = record->since_ns;
+	s->n_published = record->n_published;
+	s->op_in_doubt = true;
+	head = lay_out(s);
+	r = kv_shared_map(s->fd, s->bytes, &p);
+	if (r < 0)
+		return r;
+	find_rings(s, &head, p);
+	/* What it was posted it has: the head may not have been moved on any more. */
+	kv_ring_post(&s->shm->grants, (uint32_t)record->granted);
+	kv_ring_consume(&s->shm->ops, (uint32_t)record->ops_done);
+	return 0;
+}
+
+/* Without a trace in any page. */
+void kv_session_unload(struct kv_session *s)
 {
 	struct kv_pool *pool = s->pool;
 
 	kv_link_unlink(&s->waiter);
-	if (s->shm) {
-		pool->lookup_tokens += kv_load_relaxed(&s->shm->lookup_tokens);
-		pool->hit_tokens += kv_load_relaxed(&s->shm->hit_tokens);
-		kv_books_forget(&pool->books, s->slot);
+	if (s->shm)
 		munmap(s->shm, s->bytes);
-	}
 	kv_close(s->fd);
 	pool->slots[s->slot] = NULL;
 	pool->n_sessions--;
 	pool->daemon->n_sessions--;
 	s->peer->session = NULL;
 	kv_user_take(s->peer->user, KV_USER_SESSIONS);
+	free(s);
+}
+
+struct kv_session *kv_session_free(struct kv_session *s)
+{
+	struct kv_session_record *record = s->record;
+	struct kv_pool *pool = s->pool;
+	uint64_t id = s->id;
+
+	/* From here on its blocks are free, also for another worker. */
+	kv_store_release(&record->state, KV_RECORD_ENDING);
+	KV_KILLPOINT(worker_session_ending);
+	if (s->shm) {
+		pool->lookup_tokens += kv_load_relaxed(&s->shm->lookup_tokens);
+		pool->hit_tokens += kv_load_relaxed(&s->shm->hit_tokens);
+		pool->record->lookup_tokens = pool->lookup_tokens;
+		pool->record->hit_tokens = pool->hit_tokens;
+		kv_books_forget(&pool->books, s->slot);
+	}
+	KV_KILLPOINT(worker_session_forgotten);
+	kv_store_release(&record->state, KV_RECORD_NONE);
+	kv_session_unload(s);
+	kv_keeping_drop(&pool->daemon->keeping, KV_DEPOSIT_SESSION, id);
 	kv_capacity_magazines(pool);
 	kv_capacity_serve(pool->daemon, pool);
-	free(s);
 	return NULL;
+}
+
+void kv_session_set_aside(struct kv_session *s)
+{
+	const struct kv_books *b = &s->pool->books;
+
+	kv_books_quarantine(&s->pool->books, s->slot);
+	s->n_set_aside = 0;
+	for (uint32_t i = 0; b->n_quarantined && i < b->head->id_limit; i++)
+		s->n_set_aside += b->books[i].state == KV_BLOCK_QUARANTINED &&
+				  b->books[i].owner == s->slot;
+}
+
+void kv_session_drop(struct kv_session *s)
+{
+	kv_link_unlink(&s->waiter);
+	kv_store_release(&s->record->state, KV_RECORD_DROPPED);
+	KV_KILLPOINT(worker_session_dropped);
+	kv_session_set_aside(s);
+}
+
+void kv_session_confirm(struct kv_session *s)
+{
+	if (s->record->state == KV_RECORD_OPENING) {
+		kv_store_release(&s->record->state, KV_RECORD_LIVE);
+		KV_KILLPOINT(worker_session_live);
+	}
+}
+
+/* The away session that @msg names, if its client is who asks. */
+static struct kv_session *find_away(const struct kv_peer *peer, const struct kv_msg_resume *msg)
+{
+	struct kv_daemon *d = peer->daemon;
+
+	if (msg->boot_nonce != d->boot_nonce || msg->slot >= KV_MAX_SESSIONS)
+		return NULL;
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
+		struct kv_session *s = pool->slots[msg->slot];
+
+		/* Its process lives, so its number is still its own. */
+		if (pool->id == msg->pool_id && s && s->id == msg->session_id && s->peer->away &&
+		    s->record->token == msg->token && s->peer->pid == peer->pid &&
+		    s->peer->uid == peer->uid)
+			return s;
+	}
+	return NULL;
+}
+
+void kv_session_handle_resume(struct kv_peer *peer, const struct kv_msg_resume *msg)
+{
+	struct kv_session *s = find_away(peer, msg);
+	struct kv_msg_plain reply;
+	struct kv_peer *old;
+
+	if (!s) {
+		kv_peer_error(peer, msg->head.tag, -ENOENT,
+			      "session %llu isn't known, or not for this process to take up again",
+			      (unsigned long long)msg->session_id);
+		return;
+	}
+	old = s->peer;
+	old->session = NULL;
+	s->peer = peer;
+	peer->session = s;
+	kv_peer_free(old);
+	kv_log(KV_LOG_DEBUG, "session %llu: '%s' (pid %d) is back", (unsigned long long)s->id,
+	       peer->name, peer->pid);
+	kv_wire_init(&reply.head, KV_MSG_OK, sizeof(reply), msg->head.tag);
+	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
 }
 
 static void send_opened(struct kv_peer *peer, struct kv_session *s, uint32_t tag)
@@ -127,8 +301,9 @@ static void send_opened(struct kv_peer *peer, struct kv_session *s, uint32_t tag
 		.session_bytes = s->bytes,
 		.gpu_mask = pool->gpu_mask,
 		.slot = s->slot,
+		.token = s->record->token,
 	};
-	int fds[] = { pool->index_fd, pool->blocks_fd, s->fd };
+	int fds[] = { pool->index_read_fd, pool->blocks_fd, s->fd };
 
 	kv_wire_init(&reply.head, KV_MSG_POOL_OPENED, sizeof(reply), tag);
 	kv_peer_send(peer, &reply, sizeof(reply), fds, 3);
@@ -171,11 +346,13 @@ static int create_pool(struct kv_peer *peer, const struct kv_msg_pool_open *msg,
 	if (r < 0)
 		return r;
 	r = kv_pool_create(peer->daemon, msg, ret);
-	if (r < 0)
+	if (r < 0) {
 		kv_user_take(peer->user, KV_USER_POOLS);
-	else
-		(*ret)->user = kv_user_get(peer->daemon, peer->uid);
-	return r;
+		return r;
+	}
+	(*ret)->user = kv_user_get(peer->daemon, peer->uid);
+	(*ret)->record->made_by = (uint64_t)peer->uid + 1;
+	return 0;
 }
 
 void kv_session_handle_open(struct kv_peer *peer, const struct kv_msg_pool_open *msg)
@@ -217,55 +394,73 @@ void kv_session_drain(struct kv_session *s)
 
 	/* Pairs with the exchange in the client's kick: what it posts from here on kicks again. */
 	kv_store_seq(&s->shm->kick, 0);
-	n = kv_ring_readable(&s->shm->ops, s->op_tail, s->op_capacity);
+	n = kv_ring_readable(&s->shm->ops, (uint32_t)s->record->ops_done, s->op_capacity);
 	if (n < 0) {
 		kv_peer_drop(s->peer, "its ring of ops makes no sense");
 		return;
 	}
 	for (; n; n--) {
-		struct kv_op op = s->ops[s->op_tail & (s->op_capacity - 1)];
+		struct kv_op op = s->ops[s->record->ops_done & (s->op_capacity - 1)];
 		int r = -EINVAL;
 
-		s->op_tail++;
 		if (op.kind == KV_OP_GIVE) {
 			r = kv_books_give(&s->pool->books, s->slot, op.id);
 			gave = true;
 		} else if (op.kind == KV_OP_PUBLISH) {
 			r = kv_books_publish(&s->pool->books, s->slot, &op);
 			s->n_published += r == KV_PUBLISHED;
+			s->record->n_published = s->n_published;
 		} else if (op.kind == KV_OP_TOUCH && op.parent > 0) {
 			r = kv_books_touch(&s->pool->books, op.id, (uint32_t)op.parent);
 		}
-		if (r < 0) {
+		KV_KILLPOINT(worker_op_done);
+		kv_store_release(&s->record->ops_done, s->record->ops_done + 1);
+		KV_KILLPOINT(worker_op_counted);
+		if (r < 0 && !s->op_in_doubt) {
 			kv_log(KV_LOG_WARN, "session %llu: op %u on block %d, which isn't its own",
 			       (unsigned long long)s->id, op.kind, op.id);
-			kv_ring_consume(&s->shm->ops, s->op_tail);
+			kv_ring_consume(&s->shm->ops, (uint32_t)s->record->ops_done);
 			kv_peer_drop(s->peer, "it gave or published a block that isn't its own");
 			return;
 		}
+		s->op_in_doubt = false;
 	}
-	kv_ring_consume(&s->shm->ops, s->op_tail);
+	kv_ring_consume(&s->shm->ops, (uint32_t)s->record->ops_done);
+	kv_books_save_counts(&s->pool->books);
 	if (gave)
 		kv_capacity_serve(s->pool->daemon, s->pool);
 }
 
+static int64_t grants_room(const struct kv_session *s)
+{
+	return kv_ring_writable(&s->shm->grants, (uint32_t)s->record->granted, s->grant_capacity);
+}
+
 void kv_session_post(struct kv_session *s, uint32_t n)
 {
-	int64_t room = kv_ring_writable(&s->shm->grants, s->grant_head, s->grant_capacity);
+	uint64_t granted = s->record->granted;
 
-	if (room < (int64_t)n) {
+	if (grants_room(s) < (int64_t)n) {
 		kv_peer_drop(s->peer, "its ring of grants makes no sense");
 		return;
 	}
-	for (uint32_t i = 0; i < n; i++)
-		kv_books_grant(&s->pool->books, s->slot, 1,
-			       &s->grants[s->grant_head++ & (s->grant_capacity - 1)]);
-	kv_ring_post(&s->shm->grants, s->grant_head);
+	for (uint32_t i = 0; i < n; i++) {
+		int32_t id = kv_books_grant_one(&s->pool->books, s->slot, granted + i);
+
+		s->grants[(granted + i) & (s->grant_capacity - 1)] = id;
+	}
+	KV_KILLPOINT(worker_granted);
+	/* With this they are its own; the head can be moved on by another worker (alloc/saved.h). */
+	kv_store_release(&s->record->granted, granted + n);
+	KV_KILLPOINT(worker_grants_counted);
+	kv_ring_post(&s->shm->grants, (uint32_t)(granted + n));
+	KV_KILLPOINT(worker_grants_posted);
+	kv_books_save_counts(&s->pool->books);
 }
 
 uint32_t kv_session_posted(const struct kv_session *s)
 {
-	int64_t room = kv_ring_writable(&s->shm->grants, s->grant_head, s->grant_capacity);
+	int64_t room = grants_room(s);
 
 	return room < 0 ? s->grant_capacity : s->grant_capacity - (uint32_t)room;
 }

@@ -51,7 +51,24 @@
 	X(worker_index_in_doubt)   \
 	X(worker_index_inserted)   \
 	X(worker_index_removed)    \
-	X(worker_extent_written)
+	X(worker_extent_written)   \
+	X(worker_pool_claimed)     \
+	X(worker_pool_deposited)   \
+	X(worker_pool_live)        \
+	X(worker_pool_ending)      \
+	X(worker_pool_released)    \
+	X(worker_session_deposited) \
+	X(worker_session_opening)  \
+	X(worker_session_live)     \
+	X(worker_session_dropped)  \
+	X(worker_session_ending)   \
+	X(worker_session_forgotten) \
+	X(worker_op_done)          \
+	X(worker_op_counted)       \
+	X(worker_granted)          \
+	X(worker_grants_counted)   \
+	X(worker_grants_posted)    \
+	X(worker_rebuilt)
 
 enum kv_killpoint {
 #define KV_KILLPOINT_NUMBER(name) KV_KILLPOINT_##name,

@@ -24,6 +24,7 @@
 #define KV_WIRE_MAX 65536 /* bytes of a packet */
 #define KV_WIRE_MAX_FDS 250
 #define KV_WIRE_TEXT 1024
+#define KV_PATH_MAX 4096
 
 enum kv_msg_type {
 	KV_MSG_ERROR = 1,
@@ -47,6 +48,8 @@ enum kv_msg_type {
 	KV_MSG_CHECK = 19,
 	KV_MSG_CHECKED = 20,
 	KV_MSG_POOL_DROP = 21,
+	KV_MSG_RESUME = 22, /* instead of POOL_OPEN: a session that a worker before this one made */
+	KV_MSG_RESTART = 23,
 	KV_MSG_POOL_EPOCH = 40, /* answered by KV_MSG_EPOCH */
 	KV_MSG_EPOCH = 41,
 };
@@ -114,6 +117,22 @@ struct kv_msg_pool_opened {
 	uint64_t index_bytes, blocks_bytes, session_bytes;
 	uint32_t gpu_mask;
 	uint32_t slot;
+	uint64_t token; /* for RESUME */
+};
+
+struct kv_msg_resume { /* answered by OK; -ENOENT: there is no such session any more */
+	struct kv_wire_head head;
+	uint64_t boot_nonce;
+	uint64_t pool_id;
+	uint64_t session_id;
+	uint64_t token;
+	uint32_t slot;
+	uint32_t reserved;
+};
+
+struct kv_msg_restart { /* answered by OK when the worker is about to end */
+	struct kv_wire_head head;
+	char binary[KV_PATH_MAX]; /* "": the same again */
 };
 
 struct kv_msg_layout {

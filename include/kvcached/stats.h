@@ -83,7 +83,7 @@ struct kv_session_stats {
 	uint64_t pool_id;
 	char pool[KV_NAME_MAX];
 	char client[KV_NAME_MAX];
-	char state[16]; /* "live", "dying" */
+	char state[16]; /* "live"; "away": not back since a worker died; "dying" */
 	uint64_t pid;
 	uint64_t uid;
 	uint64_t slot;

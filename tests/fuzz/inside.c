@@ -76,7 +76,7 @@ struct kv_daemon *inside_start(void)
 	kv_link_init(&d->peers);
 	kv_link_init(&d->pools);
 	kv_link_init(&d->users);
-	d->listen_fd = -1;
+	d->listen_fd = d->keeping.fd = -1;
 	d->config.max_clients = 1024;
 	d->config.host = true;
 	d->config.policy = kv_policies[0];
