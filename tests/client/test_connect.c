@@ -192,7 +192,7 @@ START_TEST(messages_that_make_no_sense_cost_their_sender_its_connection_and_nobo
 	must(kv_blocks_give(pool, 1, &id));
 	books_balance(client);
 	wait_until(daemon_stats(client).n_clients == 2);
-	ck_assert_uint_eq(daemon_fds(), n_fds);
+	wait_until(daemon_fds() == n_fds);
 	kv_pool_close(pool);
 	kv_disconnect(client);
 	daemon_stop();

@@ -238,7 +238,7 @@ START_TEST(a_hundred_deaths_leave_no_descriptor_no_file_and_no_memory)
 		}
 	}
 	wait_until(daemon_stats(client).n_clients == 2);
-	ck_assert_uint_eq(daemon_fds(), fds);
+	wait_until(daemon_fds() == fds);
 	ck_assert_uint_eq(n_memfds(), memfds);
 	expect(daemon_rss() < rss + NO_GROWTH, "kvcached grew from %llu to %llu bytes",
 	       (unsigned long long)rss, (unsigned long long)daemon_rss());
