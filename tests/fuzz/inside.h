@@ -41,6 +41,9 @@ int inside_connect(uint64_t *ret_peer);
 #define INSIDE_ALL UINT64_MAX
 void inside_ended(uint64_t peer);
 
+/* Is it the daemon's code that runs? For who makes calls of one side fail. */
+extern bool inside_runs;
+
 /* inside_step() - the daemon does what there is to do */
 void inside_step(void);
 
