@@ -177,9 +177,11 @@ static uint32_t spare_extents(const struct kv_pool *pool)
 static bool evict_extents(struct kv_pool *pool, uint32_t n)
 {
 	uint64_t blocks = n * pool->daemon->extents.bytes / pool->block_bytes + 1;
-	uint32_t n_cached = pool->books.n_cached;
+	uint32_t n_cached = pool->books.n_cached, n_evicted;
 
-	return kv_books_evict(&pool->books, blocks < n_cached ? (uint32_t)blocks : n_cached, false);
+	n_evicted = kv_books_evict(&pool->books, blocks < n_cached ? (uint32_t)blocks : n_cached, false);
+	pool->record->n_evicted_others += n_evicted;
+	return n_evicted;
 }
 
 /* So many extents of another pool, by eviction if need be. Return: how many it gave. */
@@ -389,6 +391,7 @@ static bool serve(struct kv_session *session)
 		pool->n_no_room++;
 	}
 	kv_link_unlink(&session->waiter);
+	kv_latency_add(&pool->record->refills, (uint64_t)(now - session->want_since));
 	kv_wire_init(&reply.head, KV_MSG_LEASED, sizeof(reply), session->want_tag);
 	kv_peer_send(session->peer, &reply, sizeof(reply), NULL, 0);
 	return true;

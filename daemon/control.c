@@ -20,6 +20,7 @@ static void copy_text(char *to, size_t size, const char *from)
 static uint32_t daemon_stats(struct kv_daemon *d, uint32_t first, uint32_t n, void *items)
 {
 	struct kv_daemon_stats *s = items;
+	struct kv_heap_sizes sizes;
 
 	if (first || !n)
 		return 0;
@@ -37,6 +38,11 @@ static uint32_t daemon_stats(struct kv_daemon *d, uint32_t first, uint32_t n, vo
 	s->n_clients = d->n_peers;
 	s->n_sessions = d->n_sessions;
 	s->heap_bytes = kv_heap_bytes();
+	sizes = kv_heap_sizes();
+	s->heap_active_bytes = sizes.active;
+	s->heap_resident_bytes = sizes.resident;
+	s->heap_mapped_bytes = sizes.mapped;
+	s->heap_retained_bytes = sizes.retained;
 	return 1;
 }
 
@@ -107,6 +113,9 @@ static void one_pool(const struct kv_pool *pool, struct kv_pool_stats *s)
 	s->published_total = b->n_published;
 	s->duplicates_total = b->n_duplicates;
 	s->evictions_total = b->n_evicted;
+	s->evictions_own_total = b->n_evicted - pool->record->n_evicted_others - pool->record->n_evicted_drop;
+	s->evictions_others_total = pool->record->n_evicted_others;
+	s->evictions_drop_total = pool->record->n_evicted_drop;
 	s->grants_total = b->n_granted;
 	s->no_room_total = pool->n_no_room;
 	for (struct kv_link *l = pool->waiters.next; l != &pool->waiters; l = l->next)
@@ -167,17 +176,31 @@ static uint32_t session_stats(struct kv_daemon *d, uint32_t first, uint32_t n, v
 	return done;
 }
 
+static const struct {
+	uint32_t item_bytes;
+	uint32_t (*fill)(struct kv_daemon *d, uint32_t first, uint32_t n, void *items);
+} kinds[] = {
+	[KV_STAT_DAEMON] = { sizeof(struct kv_daemon_stats), daemon_stats },
+	[KV_STAT_GPU] = { sizeof(struct kv_gpu_stats), gpu_stats },
+	[KV_STAT_POOL] = { sizeof(struct kv_pool_stats), pool_stats },
+	[KV_STAT_SESSION] = { sizeof(struct kv_session_stats), session_stats },
+};
+
+int kv_control_items(struct kv_daemon *d, uint32_t kind, void **ret, size_t *ret_n, size_t *ret_size)
+{
+	uint32_t most = 1 + d->n_gpus + d->n_pools + d->n_sessions;
+	void *items = calloc(most, kinds[kind].item_bytes);
+
+	if (!items)
+		return -ENOMEM;
+	*ret_n = kinds[kind].fill(d, 0, most, items);
+	*ret_size = kinds[kind].item_bytes;
+	*ret = items;
+	return 0;
+}
+
 void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg)
 {
-	static const struct {
-		uint32_t item_bytes;
-		uint32_t (*fill)(struct kv_daemon *d, uint32_t first, uint32_t n, void *items);
-	} kinds[] = {
-		[KV_STAT_DAEMON] = { sizeof(struct kv_daemon_stats), daemon_stats },
-		[KV_STAT_GPU] = { sizeof(struct kv_gpu_stats), gpu_stats },
-		[KV_STAT_POOL] = { sizeof(struct kv_pool_stats), pool_stats },
-		[KV_STAT_SESSION] = { sizeof(struct kv_session_stats), session_stats },
-	};
 	struct kv_daemon *d = peer->daemon;
 	uint32_t totals[] = { [KV_STAT_DAEMON] = 1, [KV_STAT_GPU] = d->n_gpus,
 			      [KV_STAT_POOL] = d->n_pools, [KV_STAT_SESSION] = d->n_sessions };
@@ -250,6 +273,7 @@ void kv_control_drop(struct kv_peer *peer, const struct kv_msg_drop *msg)
 		return;
 	}
 	n = kv_books_evict(&pool->books, pool->books.n_cached, false);
+	pool->record->n_evicted_drop += n;
 	kv_log(KV_LOG_INFO, "pool '%s': %u cached blocks dropped on request", pool->name, n);
 	if (!pool->n_sessions)
 		kv_pool_free(pool);

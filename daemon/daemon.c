@@ -13,6 +13,7 @@
 #include "daemon/daemon.h"
 #include "daemon/heap.h"
 #include "daemon/log.h"
+#include "daemon/metrics.h"
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
 #include "include/internal/socket.h"
@@ -255,6 +256,8 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 	if (!r)
 		r = kv_loop_watch(d->loop, d->listen_fd, KV_LOOP_IN, on_connection, d,
 				  &d->listen_watch);
+	if (!r && d->config.metrics)
+		r = kv_metrics_start(d, d->config.metrics, &d->metrics);
 	if (!r)
 		r = kv_keeping_ready(&d->keeping);
 	if (!r)
@@ -268,6 +271,7 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
  */
 void kv_daemon_stop(struct kv_daemon *d)
 {
+	d->metrics = kv_metrics_stop(d->metrics);
 	d->listen_watch = kv_watch_free(d->listen_watch);
 	d->listen_fd = kv_close(d->listen_fd);
 	while (!kv_link_is_alone(&d->peers)) {

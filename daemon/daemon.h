@@ -33,6 +33,7 @@
 #include "include/internal/wire.h"
 
 struct kv_daemon;
+struct kv_metrics;
 struct kv_mover;
 struct kv_peer;
 struct kv_pool;
@@ -54,6 +55,7 @@ struct kv_config {
 	uint64_t granule_bytes;
 	int loop_kind;
 	const struct kv_policy *policy; /* which cached blocks go first */
+	const char *metrics;	/* address to serve metrics on; NULL: nowhere */
 	struct kv_link *wishes; /* kv_wish::link: pools to make at the start */
 };
 
@@ -76,6 +78,7 @@ struct kv_daemon {
 	struct kv_signals *signals;
 	struct kv_timer *accept_timer; /* accepting pauses when descriptors run out */
 	struct kv_timer *check_timer;  /* rebuild.c: large pools are proven a moment later */
+	struct kv_metrics *metrics;
 	struct kv_timer *waiter_timer; /* blocks may have become evictable without a message */
 	uint32_t n_gpus;
 	struct kv_gpu_unit gpus[KV_MAX_GPUS];
@@ -144,7 +147,7 @@ struct kv_session {
 	/* A lease that waits for room. */
 	struct kv_link waiter; /* kv_pool::waiters */
 	uint32_t want_n, want_extra, want_tag;
-	int64_t want_deadline, want_scrub_deadline;
+	int64_t want_since, want_deadline, want_scrub_deadline;
 };
 
 /* One connection. */
@@ -243,6 +246,8 @@ uint64_t kv_mover_scrubbed(const struct kv_mover *mover);
 int kv_mover_main(int fd); /* the mover process itself: mover_main.c */
 
 /* control.c */
+/* kv_control_items() - all structs of an enum kv_stat_kind, for free(). 0 or -ENOMEM */
+int kv_control_items(struct kv_daemon *d, uint32_t kind, void **ret, size_t *ret_n, size_t *ret_size);
 void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg);
 void kv_control_check(struct kv_peer *peer, uint32_t tag);
 void kv_control_drop(struct kv_peer *peer, const struct kv_msg_drop *msg);

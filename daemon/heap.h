@@ -8,4 +8,10 @@
 const char *kv_heap_name(void);
 uint64_t kv_heap_bytes(void); /* allocated and not freed */
 
+struct kv_heap_sizes {
+	uint64_t active, resident, mapped, retained; /* 0: this heap doesn't say */
+};
+
+struct kv_heap_sizes kv_heap_sizes(void); /* as of the last kv_heap_bytes() */
+
 #endif

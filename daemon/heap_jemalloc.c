@@ -18,3 +18,19 @@ uint64_t kv_heap_bytes(void)
 	mallctl("stats.allocated", &bytes, &size, NULL, 0);
 	return bytes;
 }
+
+static uint64_t size_of(const char *what)
+{
+	size_t bytes = 0, size = sizeof(bytes);
+
+	mallctl(what, &bytes, &size, NULL, 0);
+	return bytes;
+}
+
+struct kv_heap_sizes kv_heap_sizes(void)
+{
+	return (struct kv_heap_sizes){ .active = size_of("stats.active"),
+				       .resident = size_of("stats.resident"),
+				       .mapped = size_of("stats.mapped"),
+				       .retained = size_of("stats.retained") };
+}

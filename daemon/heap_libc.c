@@ -14,3 +14,10 @@ uint64_t kv_heap_bytes(void)
 
 	return info.uordblks + info.hblkhd;
 }
+
+struct kv_heap_sizes kv_heap_sizes(void)
+{
+	struct mallinfo2 info = mallinfo2();
+
+	return (struct kv_heap_sizes){ .mapped = info.arena + info.hblkhd };
+}

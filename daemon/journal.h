@@ -82,6 +82,8 @@ struct kv_pool_record {
 	uint64_t first_extent;
 	uint64_t made_by; /* uid + 1 of the user whose limits count it; 0: nobody's */
 	uint64_t lookup_tokens, hit_tokens, n_no_room; /* of sessions that have ended */
+	uint64_t n_evicted_others, n_evicted_drop; /* for another pool; as an operator said */
+	struct kv_latency refills, lookups; /* from a LEASE to its answer; of sessions that have ended */
 	struct kv_session_record sessions[KV_MAX_SESSIONS];
 	struct kv_msg_pool_open opened; /* as its first client opened it, with its components */
 };

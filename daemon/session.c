@@ -205,6 +205,7 @@ struct kv_session *kv_session_free(struct kv_session *s)
 		pool->hit_tokens += kv_load_relaxed(&s->shm->hit_tokens);
 		pool->record->lookup_tokens = pool->lookup_tokens;
 		pool->record->hit_tokens = pool->hit_tokens;
+		kv_latency_sum(&pool->record->lookups, &s->shm->lookups);
 		kv_books_forget(&pool->books, s->slot);
 	}
 	KV_KILLPOINT(worker_session_forgotten);
@@ -509,6 +510,7 @@ void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *ms
 		s->want_n = msg->n;
 		s->want_extra = msg->extra < 256 ? msg->extra : 256;
 		s->want_tag = msg->head.tag;
+		s->want_since = now;
 		s->want_deadline = now + (msg->timeout_ns < 3600 * KV_SEC ? msg->timeout_ns :
 									      3600 * KV_SEC);
 		s->want_scrub_deadline = now + SCRUB_WAIT;
@@ -519,6 +521,7 @@ void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *ms
 		reply.answer = r == KV_TOO_LARGE ? r : KV_NO_ROOM;
 		s->pool->n_no_room++;
 	}
+	kv_latency_add(&s->pool->record->refills, (uint64_t)(kv_now() - now));
 	if (peer->fd < 0)
 		return;
 	kv_wire_init(&reply.head, KV_MSG_LEASED, sizeof(reply), msg->head.tag);

@@ -138,6 +138,7 @@ struct kv_pool {
 	kv_block_id *copies;  /* [n_copies][2] noted by reserve; each source is held */
 	uint32_t n_copies, copies_room;
 	uint32_t n_seqs, n_batches; /* that must be freed before the pool is closed */
+	uint32_t n_lookups;
 	struct kv_seq *spare; /* one that was freed, or NULL: its arrays serve the next */
 };
 

@@ -45,6 +45,10 @@ static const struct kv_stat_field daemon_fields[] = {
 	D(n_clients, "", "connections, this one included"),
 	D(n_sessions, "", "attachments of clients to pools"),
 	D(heap_bytes, "bytes", "the daemon's own heap in use"),
+	D(heap_active_bytes, "bytes", "heap: pages that hold something"),
+	D(heap_resident_bytes, "bytes", "heap: in memory, the allocator's own included"),
+	D(heap_mapped_bytes, "bytes", "heap: mapped by the allocator"),
+	D(heap_retained_bytes, "bytes", "heap: address space it keeps for later"),
 	{ NULL },
 };
 
@@ -94,6 +98,9 @@ static const struct kv_stat_field pool_fields[] = {
 	P(published_total, "blocks", "made visible to all sessions"),
 	P(duplicates_total, "blocks", "published, but cached already"),
 	P(evictions_total, "blocks", "cached ones given up for room"),
+	P(evictions_own_total, "blocks", "of these: for its own sessions"),
+	P(evictions_others_total, "blocks", "of these: for other pools"),
+	P(evictions_drop_total, "blocks", "of these: on an operator's request"),
 	P(grants_total, "blocks", "leased out since the pool exists"),
 	P(no_room_total, "", "requests that were told there's no room"),
 	P(waiting, "", "requests that wait for room now"),

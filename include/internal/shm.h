@@ -31,6 +31,7 @@
 
 #include <stdint.h>
 
+#include "include/internal/latency.h"
 #include "include/kvcached/types.h"
 
 #define KV_SHM_MAGIC 0x31637663646b764bull
@@ -192,6 +193,7 @@ struct kv_shm_session {
 	uint64_t n_idle __attribute__((aligned(64)));
 	uint64_t lookup_tokens;
 	uint64_t hit_tokens;
+	struct kv_latency lookups;
 };
 
 _Static_assert(sizeof(struct kv_shm_block) == 64, "a block descriptor is one cache line");

@@ -30,6 +30,10 @@ struct kv_daemon_stats {
 	uint64_t n_clients;
 	uint64_t n_sessions;
 	uint64_t heap_bytes;
+	uint64_t heap_active_bytes;   /* in pages that hold something; 0: libc doesn't say */
+	uint64_t heap_resident_bytes; /* in memory, those of the allocator's own included */
+	uint64_t heap_mapped_bytes;
+	uint64_t heap_retained_bytes; /* address space kept for later */
 };
 
 struct kv_gpu_stats {
@@ -73,6 +77,9 @@ struct kv_pool_stats {
 	uint64_t published_total;
 	uint64_t duplicates_total; /* published, but cached already */
 	uint64_t evictions_total;
+	uint64_t evictions_own_total;	 /* of these: for a request of its own sessions, */
+	uint64_t evictions_others_total; /* because another pool needed the memory, */
+	uint64_t evictions_drop_total;	 /* because an operator said so */
 	uint64_t grants_total; /* blocks */
 	uint64_t no_room_total;
 	uint64_t waiting; /* requests that wait for room */
