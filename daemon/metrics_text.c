@@ -16,7 +16,6 @@
 #include <string.h>
 
 #include "daemon/daemon.h"
-#include "daemon/journal.h"
 #include "daemon/metrics.h"
 #include "include/internal/cleanup.h"
 
