@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "alloc/pool_parts.h"
 #include "include/internal/killpoint.h"
@@ -48,8 +49,23 @@ static uint64_t score_worth(const struct kv_books *b, int32_t id)
 	return kv_worth_score(&b->saved->worth, class_of(b, id), b->now - b->books[id].last);
 }
 
-static const struct kv_policy worth = {"worth", score_worth, true};
-static const struct kv_policy lru = {"lru", score_lru, false};
+static double uses_worth(const struct kv_books *b, uint64_t score)
+{
+	double uses;
+
+	(void)b;
+	memcpy(&uses, &score, sizeof(uses));
+	return uses;
+}
+
+/* Used once since: that is all that LRU knows. */
+static double uses_lru(const struct kv_books *b, uint64_t score)
+{
+	return 1 / (1 + (double)(newest_stamp(b) - score));
+}
+
+static const struct kv_policy worth = {"worth", score_worth, uses_worth, true};
+static const struct kv_policy lru = {"lru", score_lru, uses_lru, false};
 
 const struct kv_policy *const kv_policies[] = {&worth, &lru, NULL};
 
@@ -154,6 +170,37 @@ static void refresh(struct kv_books *b)
 	b->refresh_in = b->lru.n / 16 + 16;
 }
 
+/* Brings a block to the top of the heap whose score is right, and that ends its chain. */
+static bool settle_top(struct kv_books *b)
+{
+	while (b->lru.n) {
+		struct kv_heap_item top;
+		uint64_t score;
+
+		if (b->unscored || (b->policy->fades && !b->refresh_in))
+			refresh(b);
+		top = b->lru.items[0];
+		if (b->books[top.id].n_children) {
+			pop_lru(b);
+			continue;
+		}
+		score = score_of(b, top.id);
+		if (score <= top.stamp)
+			return true;
+		kv_heap_restamp_top(&b->lru, score);
+	}
+	return false;
+}
+
+bool kv_books_least(struct kv_books *b, double *ret_uses)
+{
+	/* Those that were held when they should have gone stand behind all others. */
+	if (!settle_top(b) || b->lru.items[0].stamp >= last_score(b))
+		return false;
+	*ret_uses = b->policy->uses(b, b->lru.items[0].stamp);
+	return true;
+}
+
 /*
  * The blocks that the policy wants to go leave the heap for the front of `victims`: ends of chains,
  * and then their parents. Those that are held are set aside at its back, so that each is tried
@@ -163,21 +210,10 @@ static uint32_t choose_victims(struct kv_books *b, uint32_t n)
 {
 	uint32_t found = 0, n_held = 0;
 
-	while (found < n && b->lru.n) {
-		struct kv_heap_item top;
-		uint64_t score;
+	while (found < n && settle_top(b)) {
+		struct kv_heap_item top = b->lru.items[0];
 
-		if (b->unscored || (b->policy->fades && !b->refresh_in))
-			refresh(b);
-		top = b->lru.items[0];
-		score = score_of(b, top.id);
-		if (!b->books[top.id].n_children && score > top.stamp) {
-			kv_heap_restamp_top(&b->lru, score);
-			continue;
-		}
 		pop_lru(b);
-		if (b->books[top.id].n_children)
-			continue;
 		b->refresh_in -= b->refresh_in > 0;
 		if (withdraw(b, top.id))
 			b->victims[found++] = top;

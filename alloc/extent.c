@@ -66,7 +66,8 @@ void kv_extents_adopt(struct kv_extents *e, uint32_t n_gpus, const uint64_t *are
 	lay_out(e, n_gpus, arena_bytes, extent_bytes, memory);
 	for (uint32_t g = 0; g < n_gpus; g++) {
 		for (uint32_t i = 0; i < e->n[g]; i++) {
-			if (e->map[g][i].state >= KV_EXTENT_SCRUBBING)
+			/* Whose a dirty one was is not to be believed: the number may come again. */
+			if (e->map[g][i].state >= KV_EXTENT_DIRTY)
 				e->map[g][i] = (struct kv_extent){ .state = KV_EXTENT_DIRTY };
 			e->n_state[g][e->map[g][i].state]++;
 		}
@@ -133,15 +134,60 @@ uint32_t kv_extents_available(const struct kv_extents *e, uint32_t mask, bool wi
 {
 	uint32_t end = shortest(e, mask), n = 0;
 
+	if (mask && !(mask & (mask - 1))) {
+		const uint32_t *n_state = e->n_state[__builtin_ctz(mask)];
+
+		return with_dirty ? end - n_state[KV_EXTENT_OWNED] : n_state[KV_EXTENT_CLEAN];
+	}
 	for (uint32_t i = 0; i < end; i++)
 		n += usable(e, mask, i, with_dirty);
+	return n;
+}
+
+static bool usable_by(const struct kv_extents *e, uint32_t mask, uint32_t i, uint32_t owner)
+{
+	for_each_gpu(e, g, mask) {
+		const struct kv_extent *extent = &e->map[g][i];
+
+		if (extent->state != KV_EXTENT_CLEAN &&
+		    (extent->state != KV_EXTENT_DIRTY || extent->owner != owner))
+			return false;
+	}
+	return true;
+}
+
+uint32_t kv_extents_usable(const struct kv_extents *e, uint32_t mask, uint32_t owner)
+{
+	uint32_t end = shortest(e, mask), n = 0;
+	bool dirty = false;
+
+	for_each_gpu(e, g, mask)
+		dirty |= e->n_state[g][KV_EXTENT_DIRTY];
+	if (!dirty)
+		return kv_extents_available(e, mask, false);
+	for (uint32_t i = 0; i < end; i++)
+		n += usable_by(e, mask, i, owner);
+	return n;
+}
+
+uint32_t kv_extents_run(const struct kv_extents *e, uint32_t mask, uint32_t owner, uint32_t n_max,
+			uint32_t *at, uint32_t *ret_first)
+{
+	uint32_t end = shortest(e, mask), n = 0, i = *at;
+
+	while (i < end && !usable_by(e, mask, i, owner))
+		i++;
+	*ret_first = i;
+	for (; i < end && n < n_max && usable_by(e, mask, i, owner); i++)
+		n++;
+	*at = i;
 	return n;
 }
 
 static void move(struct kv_extents *e, uint32_t gpu, uint32_t first, uint32_t n, uint32_t from,
 		 uint32_t to, uint32_t owner)
 {
-	assert(first + n <= e->n[gpu]);
+	assert(first + n <= e->n[gpu] && from != to);
 	for (uint32_t i = first; i < first + n; i++) {
 		assert(e->map[gpu][i].state == from);
 		set(e, gpu, i, to, owner);
@@ -152,14 +198,18 @@ static void move(struct kv_extents *e, uint32_t gpu, uint32_t first, uint32_t n,
 
 void kv_extents_take(struct kv_extents *e, uint32_t mask, uint32_t first, uint32_t n, uint32_t owner)
 {
-	for_each_gpu(e, g, mask)
-		move(e, g, first, n, KV_EXTENT_CLEAN, KV_EXTENT_OWNED, owner);
+	for_each_gpu(e, g, mask) {
+		for (uint32_t i = first; i < first + n; i++)
+			move(e, g, i, 1, e->map[g][i].state, KV_EXTENT_OWNED, owner);
+	}
 }
 
 void kv_extents_give(struct kv_extents *e, uint32_t mask, uint32_t first, uint32_t n)
 {
-	for_each_gpu(e, g, mask)
-		move(e, g, first, n, KV_EXTENT_OWNED, KV_EXTENT_DIRTY, 0);
+	for_each_gpu(e, g, mask) {
+		for (uint32_t i = first; i < first + n; i++)
+			move(e, g, i, 1, KV_EXTENT_OWNED, KV_EXTENT_DIRTY, e->map[g][i].owner);
+	}
 }
 
 uint32_t kv_extents_scrub(struct kv_extents *e, uint32_t gpu, uint32_t n_max, uint32_t *ret_first)

@@ -8,8 +8,9 @@
  *   CLEAN --take--> OWNED --give--> DIRTY --scrub--> SCRUBBING --cleaned--> CLEAN
  *   n_clean + n_owned + n_dirty + n_scrubbing == n     on each GPU
  *
- * An extent that leaves a pool is zeroed before it can be taken again: a new owner finds no
- * foreign bytes. Pure bookkeeping; the bytes are the mover's work.
+ * An extent that leaves a pool is zeroed before another can take it: a new owner finds no foreign
+ * bytes. The pool that it belonged to may take it back as it is, as long as nobody has begun to zero it:
+ * the bytes are its own. Pure bookkeeping; zeroing is the mover's work.
  */
 #ifndef KV_ALLOC_EXTENT_H
 #define KV_ALLOC_EXTENT_H
@@ -30,7 +31,7 @@ struct kv_extent {
 	union {
 		uint64_t word; /* changed by one store: the map may outlive its owner */
 		struct {
-			uint32_t owner; /* pool number, where OWNED */
+			uint32_t owner; /* pool number, where OWNED; where DIRTY, whose it was, or 0 */
 			uint32_t state;
 		};
 	};
@@ -77,6 +78,18 @@ uint32_t kv_extents_find(const struct kv_extents *e, uint32_t gpu_mask, uint32_t
 
 /* How many extents are CLEAN, or will be once scrubbed, on every GPU of the mask. */
 uint32_t kv_extents_available(const struct kv_extents *e, uint32_t gpu_mask, bool with_dirty);
+
+/* Extents that pool @owner can take now: clean ones, and dirty ones that were its own. */
+uint32_t kv_extents_usable(const struct kv_extents *e, uint32_t gpu_mask, uint32_t owner);
+
+/**
+ * kv_extents_run() - the first run at or after *@at of what pool @owner can take now
+ * @n_max: it is cut there
+ *
+ * Return: its length; *@at is behind it. 0: there is none.
+ */
+uint32_t kv_extents_run(const struct kv_extents *e, uint32_t gpu_mask, uint32_t owner, uint32_t n_max,
+			uint32_t *at, uint32_t *ret_first);
 
 void kv_extents_take(struct kv_extents *e, uint32_t gpu_mask, uint32_t first, uint32_t n,
 		     uint32_t owner);

@@ -67,6 +67,7 @@ struct kv_books;
 struct kv_policy {
 	const char *name;
 	uint64_t (*score)(const struct kv_books *b, int32_t id);
+	double (*uses)(const struct kv_books *b, uint64_t score); /* expected, per use of the pool */
 	bool fades; /* scores fall by themselves with time */
 };
 
@@ -192,6 +193,9 @@ int kv_books_touch(struct kv_books *b, int32_t id, uint32_t n);
  * Return: how many became free.
  */
 uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all);
+
+/* kv_books_least() - expected uses of the block that would go first. False: none can go. */
+bool kv_books_least(struct kv_books *b, double *ret_uses);
 
 /* kv_books_quarantine() - @slot's client is gone, its writes may go on: set its leases aside */
 void kv_books_quarantine(struct kv_books *b, uint32_t slot);

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Who gets memory. A pool that needs n free blocks gets them, in this order, from
- *   1. extents that nobody owns, up to its maximum, others' guaranteed minimum left alone;
- *   2. its own cached blocks that nobody holds, least recently used first;
- *   3. extents of other pools above their minimum: empty ones, then what eviction empties, and
- *      at last pools that nobody is attached to and that have nothing cached any more.
- * Extents of step 3 are zeroed by the mover before they are handed out: the request waits for that.
+ *   1. extents that nobody owns, up to its maximum; others' minimums, what the queue waits for, and,
+ *      for a pool above its share, the clean reserve are left alone;
+ *   2. cached blocks that nobody holds: its own, or extents of other pools above their minimum that run
+ *      empty by eviction, whoever is to give first (share.c);
+ *   3. idle leases of sessions (recall.c);
+ * and then those who hold more than their share are asked (recall.c), while the request waits in the
+ * queue (queue.c). Extents of other pools are zeroed by the mover before they are handed out: the
+ * request waits for that; from the clean reserve it need not.
  * All or nothing: where the whole can't be had, nothing of the asking pool's cache is given up.
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "daemon/daemon.h"
 #include "daemon/log.h"
@@ -18,12 +22,10 @@
 
 /* A pool grows by at least this much at a time, so that its extents lie together. */
 #define GROW_BYTES ((uint64_t)32 << 20)
-/* How long a request may wait for zeroing, beyond its own timeout. */
-#define SCRUB_WAIT (5 * KV_SEC)
-/* Clients unpin without a message: who waits for room looks again after so long. */
-#define LOOK_AGAIN (KV_MSEC)
+/* What is needed is taken from others in so many parts: each from whoever is to give first by then. */
+#define GIVE_PARTS 8
 
-static uint32_t extents_for(const struct kv_pool *pool, uint64_t bytes)
+uint32_t kv_capacity_extents(const struct kv_pool *pool, uint64_t bytes)
 {
 	uint64_t size = pool->daemon->extents.bytes;
 
@@ -38,7 +40,7 @@ static uint32_t promised_to_others(const struct kv_pool *pool)
 
 	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
 		struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
-		uint32_t min = extents_for(other, other->min_bytes);
+		uint32_t min = kv_capacity_extents(other, other->min_bytes);
 
 		if (other != pool && other->gpu_mask & pool->gpu_mask && min > other->n_extents)
 			n += min - other->n_extents;
@@ -101,6 +103,16 @@ static uint64_t lacking(const struct kv_pool *pool, uint32_t n)
 	return n > pool->books.n_free ? n - pool->books.n_free : 0;
 }
 
+static uint32_t extents_of_blocks(const struct kv_pool *pool, uint64_t n)
+{
+	return n ? kv_capacity_extents(pool, n * pool->block_bytes + pool->block_bytes) : 0;
+}
+
+uint32_t kv_capacity_lacking(const struct kv_pool *pool, uint32_t n)
+{
+	return extents_of_blocks(pool, lacking(pool, n));
+}
+
 /* Extents that were taken become the pool's. */
 static void own(struct kv_pool *pool, uint32_t first, uint32_t n)
 {
@@ -109,33 +121,67 @@ static void own(struct kv_pool *pool, uint32_t first, uint32_t n)
 		kv_space_own(&pool->books.space, i, true);
 }
 
-/* Step 1. Takes runs of clean extents until @n blocks are free or there are no more. */
-static int grow(struct kv_pool *pool, uint32_t n)
+static bool is_beside_own(const struct kv_pool *pool, uint32_t first, uint32_t n)
+{
+	const struct kv_extents *e = &pool->daemon->extents;
+	uint32_t gpu = (uint32_t)__builtin_ctz(pool->gpu_mask), id = (uint32_t)pool->id;
+
+	return (first && kv_extents_owned(e, gpu, first - 1, id)) ||
+	       kv_extents_owned(e, gpu, first + n, id);
+}
+
+/*
+ * Extents that stay clean and unowned for pools below their share, so that these need not wait for
+ * others to give and the mover to zero: while several pools are in use, 1/64 of the memory.
+ */
+static uint32_t reserve(const struct kv_daemon *d, uint32_t gpu)
+{
+	uint32_t n = d->extents.n[gpu], n_used = 0;
+
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		const struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
+
+		n_used += pool->n_sessions && pool->gpu_mask >> gpu & 1;
+	}
+	return n_used < 2 || n < 16 ? 0 : (n + 63) / 64;
+}
+
+/* Extents that @pool leaves alone although nobody owns them. */
+static uint32_t not_for(const struct kv_pool *pool, bool with_reserve)
+{
+	uint32_t n = promised_to_others(pool) + kv_queue_spoken(pool);
+
+	return n + (with_reserve && pool->n_extents >= pool->share_extents ?
+			    reserve(pool->daemon, (uint32_t)__builtin_ctz(pool->gpu_mask)) :
+			    0);
+}
+
+/* Takes runs of extents that nobody owns until @n blocks are free or there are no more. */
+static int grow(struct kv_pool *pool, uint32_t n, uint32_t spare)
 {
 	struct kv_extents *e = &pool->daemon->extents;
+	uint32_t limit = kv_capacity_extents(pool, pool->max_bytes) + 1;
+	uint32_t clean = kv_extents_usable(e, pool->gpu_mask, (uint32_t)pool->id);
+	uint32_t least = kv_capacity_extents(pool, pool->block_bytes), at = 0;
 
 	while (lacking(pool, n) && pool->books.n_total < pool->max_blocks) {
 		uint64_t bytes = lacking(pool, n) * pool->block_bytes + pool->block_bytes;
-		uint32_t clean = kv_extents_available(e, pool->gpu_mask, false);
-		uint32_t spare = promised_to_others(pool), first, got;
-		uint32_t limit = extents_for(pool, pool->max_bytes) + 1;
-		uint32_t before = pool->books.n_total;
+		uint32_t first, got = kv_capacity_extents(pool, bytes < GROW_BYTES ? GROW_BYTES : bytes);
 
 		if (clean <= spare || pool->n_extents >= limit)
 			return 0;
-		got = extents_for(pool, bytes < GROW_BYTES ? GROW_BYTES : bytes);
 		got = got < clean - spare ? got : clean - spare;
 		got = got < limit - pool->n_extents ? got : limit - pool->n_extents;
-		got = kv_extents_find(e, pool->gpu_mask, extents_for(pool, pool->block_bytes), got,
-				      &first);
+		got = kv_extents_run(e, pool->gpu_mask, (uint32_t)pool->id, got, &at, &first);
 		if (!got)
 			return 0;
+		if (got < least && !is_beside_own(pool, first, got))
+			continue;
 		kv_extents_take(e, pool->gpu_mask, first, got, (uint32_t)pool->id);
 		own(pool, first, got);
+		clean -= got;
 		if (add_blocks(pool, first, got) < 0)
 			return -ENOMEM;
-		if (pool->books.n_total == before)
-			return 0;
 	}
 	return 0;
 }
@@ -143,7 +189,7 @@ static int grow(struct kv_pool *pool, uint32_t n)
 /* Gives back extents that no block in use touches. Return: how many. */
 static uint32_t shed(struct kv_pool *pool, uint32_t n)
 {
-	uint32_t keep = extents_for(pool, pool->min_bytes), done = 0;
+	uint32_t keep = kv_capacity_extents(pool, pool->min_bytes), done = 0;
 	int32_t i;
 
 	for (; done < n && pool->n_extents > keep; done++) {
@@ -166,7 +212,7 @@ static bool is_left_alone(const struct kv_pool *pool)
 /* Extents that eviction may bring back: a pool's minimum stays, and a slab stays whole. */
 static uint32_t spare_extents(const struct kv_pool *pool)
 {
-	uint32_t keep = extents_for(pool, pool->min_bytes);
+	uint32_t keep = kv_capacity_extents(pool, pool->min_bytes);
 
 	if (pool->layout.kind == KV_LAYOUT_PAGED)
 		return is_left_alone(pool) ? pool->n_extents : 0;
@@ -184,43 +230,79 @@ static bool evict_extents(struct kv_pool *pool, uint32_t n)
 	return n_evicted;
 }
 
-/* So many extents of another pool, by eviction if need be. Return: how many it gave. */
-static uint32_t take_from(struct kv_pool *other, uint32_t n, bool evicting)
+/*
+ * Up to @n extents of a pool: empty ones, or one round of eviction. Where there is nothing to evict
+ * any more it may end as a whole. Return: how many; *ret_more: asking again may bring more.
+ */
+static uint32_t take_from(struct kv_pool *other, uint32_t n, bool *ret_more)
 {
 	bool flat = other->layout.kind == KV_LAYOUT_FLAT;
-	uint32_t done = flat ? shed(other, n) : 0, spare;
+	uint32_t done = flat ? shed(other, n) : 0, spare = spare_extents(other);
 
-	while (evicting && done < n && (spare = spare_extents(other)) &&
-	       evict_extents(other, n - done < spare ? n - done : spare)) {
-		if (flat)
-			done += shed(other, n - done);
-	}
-	if (evicting && done < n && is_left_alone(other) && !other->books.n_cached) {
-		done += other->n_extents;
+	*ret_more = true;
+	if (done)
+		return done;
+	if (spare && evict_extents(other, n < spare ? n : spare))
+		return flat ? shed(other, n) : 0;
+	*ret_more = false;
+	if (is_left_alone(other) && !other->books.n_cached) {
+		done = other->n_extents;
 		kv_pool_free(other);
 	}
 	return done;
 }
 
-/* Step 3. Return: whether any extent is on its way to becoming clean. */
-static bool take_from_others(struct kv_pool *pool, uint32_t n_extents)
+/* Others' extents until @n are on their way to becoming clean, or @pool itself should give first. */
+static uint32_t take_from_others(struct kv_pool *pool, uint32_t n, bool own_too)
 {
 	struct kv_daemon *d = pool->daemon;
+	struct kv_pool *other;
 	uint32_t done = 0;
+	uint64_t round = ++d->giving_round;
 
-	for (int evicting = 0; evicting < 2; evicting++) {
-		struct kv_link *next;
+	kv_shares_update(d, pool->gpu_mask);
+	while (done < n && (other = kv_share_giver(d, pool->gpu_mask, pool, round))) {
+		uint32_t want = n - done, part = n / GIVE_PARTS + 1;
+		bool more;
 
-		for (struct kv_link *l = d->pools.next; l != &d->pools && done < n_extents; l = next) {
-			struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
+		if (own_too && pool->books.n_cached && kv_share_own_first(pool, other))
+			break;
+		other->exhausted_in = round;
+		done += take_from(other, want < part ? want : part, &more);
+		if (more)
+			other->exhausted_in = 0;
+	}
+	d->moved_extents += done;
+	kv_mover_scrub(d);
+	return done;
+}
 
-			next = l->next;
-			if (other != pool && other->gpu_mask & pool->gpu_mask)
-				done += take_from(other, n_extents - done, evicting);
+void kv_reserve_fill(struct kv_daemon *d)
+{
+	struct kv_pool *giver;
+
+	for (uint32_t g = 0; g < d->n_gpus; g++) {
+		uint32_t n = reserve(d, g), have = d->extents.n[g] -
+						   d->extents.n_state[g][KV_EXTENT_OWNED];
+		uint64_t round = ++d->giving_round;
+		bool more;
+
+		if (have >= n)
+			continue;
+		kv_shares_update(d, 1u << g);
+		while (have < n && (giver = kv_share_giver(d, 1u << g, NULL, round)) &&
+		       giver->n_extents > giver->share_extents) {
+			uint32_t got;
+
+			giver->exhausted_in = round;
+			got = take_from(giver, n - have, &more);
+			if (more)
+				giver->exhausted_in = 0;
+			have += got;
+			d->moved_extents += got;
 		}
 	}
 	kv_mover_scrub(d);
-	return done;
 }
 
 /* What a new pool begins with: its whole slab, or the null block and one more. */
@@ -229,21 +311,21 @@ static uint32_t first_extents(const struct kv_pool *pool)
 	uint64_t size = pool->daemon->extents.bytes;
 
 	if (pool->slab_blocks)
-		return extents_for(pool, pool->slab_blocks * pool->block_bytes);
+		return kv_capacity_extents(pool, pool->slab_blocks * pool->block_bytes);
 	/* A block may begin in the middle of an extent: one more is needed to cover it wherever. */
-	return extents_for(pool, 2 * pool->block_bytes) + (size % pool->block_bytes != 0);
+	return kv_capacity_extents(pool, 2 * pool->block_bytes) + (size % pool->block_bytes != 0);
 }
 
 int kv_capacity_claim(struct kv_pool *pool)
 {
 	struct kv_extents *e = &pool->daemon->extents;
 	uint32_t spare = promised_to_others(pool), n = first_extents(pool);
-	uint32_t min = extents_for(pool, pool->min_bytes), need = n > min ? n : min;
+	uint32_t min = kv_capacity_extents(pool, pool->min_bytes), need = n > min ? n : min;
 	uint32_t clean = kv_extents_available(e, pool->gpu_mask, false);
 
 	if (clean < need + spare || !kv_extents_find(e, pool->gpu_mask, n, n, &pool->first_extent)) {
 		if (kv_extents_available(e, pool->gpu_mask, true) > clean ||
-		    take_from_others(pool, clean < need + spare ? need + spare - clean : 1))
+		    take_from_others(pool, clean < need + spare ? need + spare - clean : 1, false))
 			return -EAGAIN;
 		return kv_error(-ENOMEM,
 				"pool '%s' needs %u extents of %llu bytes, %u of them in a row; %u are "
@@ -325,110 +407,167 @@ static bool may_get(const struct kv_pool *pool, uint32_t n_extents)
 {
 	uint32_t have = kv_extents_available(&pool->daemon->extents, pool->gpu_mask, true);
 
-	return have >= promised_to_others(pool) + n_extents &&
+	return have >= not_for(pool, false) + n_extents &&
 	       have > kv_extents_available(&pool->daemon->extents, pool->gpu_mask, false);
 }
 
-int kv_capacity_room(struct kv_pool *pool, uint32_t n, bool all)
+/* More than the pool may ever have, by its own limits or by what others have been promised. */
+static bool never_fits(const struct kv_pool *pool, uint32_t n)
 {
-	uint64_t need;
-	uint32_t n_extents;
+	uint64_t arena = kv_limits_arena(pool->daemon, pool->gpu_mask), others = 0;
+	struct kv_daemon *d = pool->daemon;
 
 	if (n > pool->max_blocks)
-		return KV_TOO_LARGE;
-	if (grow(pool, n) < 0)
-		return KV_NO_ROOM;
-	need = lacking(pool, n);
-	if (!need || kv_books_evict(&pool->books, (uint32_t)need, all) >= need)
+		return true;
+	if (pool->layout.kind == KV_LAYOUT_PAGED)
+		return n > pool->books.n_total;
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
+
+		if (other != pool && other->gpu_mask & pool->gpu_mask)
+			others += other->min_bytes;
+	}
+	return others >= arena || n > (arena - others) / pool->block_bytes;
+}
+
+/* Blocks in use beyond which @n more would exceed the maximum. */
+static uint64_t over_limit(const struct kv_pool *pool, uint32_t n)
+{
+	uint64_t used = pool->books.n_total - pool->books.n_free;
+
+	return used + n > pool->max_blocks ? used + n - pool->max_blocks : 0;
+}
+
+/* Its own unheld cached blocks, all that are needed or none. */
+static bool evict_own(struct kv_pool *pool, uint32_t n)
+{
+	uint64_t over = over_limit(pool, n), need = lacking(pool, n);
+
+	need = over > need ? over : need;
+	return !need || kv_books_evict(&pool->books, (uint32_t)need, true) >= need;
+}
+
+static bool is_there(const struct kv_pool *pool, uint32_t n)
+{
+	return !lacking(pool, n) && !over_limit(pool, n);
+}
+
+/*
+ * Steps 1 and 2. What would exceed the maximum must come from its own cache; @m blocks of the @n may
+ * be new ones.
+ */
+static int find_room(struct kv_pool *pool, uint32_t n)
+{
+	uint64_t over = over_limit(pool, n);
+	uint32_t m = over < n ? n - (uint32_t)over : 0, n_extents;
+
+	if (is_there(pool, n))
 		return 0;
-	if (!all || pool->books.n_total >= pool->max_blocks || pool->layout.kind == KV_LAYOUT_PAGED)
+	kv_shares_update(pool->daemon, pool->gpu_mask);
+	if (over > pool->books.n_cached)
 		return KV_NO_ROOM;
+	if (pool->layout.kind == KV_LAYOUT_PAGED)
+		return evict_own(pool, n) ? 0 : KV_NO_ROOM;
+	if (grow(pool, m, not_for(pool, true)) < 0)
+		return KV_NO_ROOM;
+	if (!lacking(pool, m))
+		return evict_own(pool, n) ? 0 : KV_NO_ROOM;
 
-	n_extents = extents_for(pool, need * pool->block_bytes + pool->block_bytes);
-	if (!may_get(pool, n_extents))
-		take_from_others(pool, n_extents);
-	return may_get(pool, n_extents) ? -EAGAIN : KV_NO_ROOM;
+	n_extents = kv_capacity_lacking(pool, m);
+	if (!may_get(pool, n_extents)) {
+		take_from_others(pool, n_extents, true);
+		if (!may_get(pool, n_extents) && evict_own(pool, n))
+			return 0;
+		/* What others gave is not enough, and neither is what it has: both together? */
+		if (!may_get(pool, n_extents))
+			take_from_others(pool, n_extents, false);
+	} else if (evict_own(pool, n)) {
+		return 0;
+	}
+	if (grow(pool, m, not_for(pool, false)) < 0)
+		return KV_NO_ROOM;
+	if (evict_own(pool, n))
+		return 0;
+	return may_get(pool, kv_capacity_lacking(pool, m)) ? -EAGAIN : KV_NO_ROOM;
 }
 
-void kv_capacity_wait(struct kv_session *session)
+/* Step 3. Return: whether any idle lease was called back. */
+static bool call_back(struct kv_pool *pool, const struct kv_session *asking)
 {
-	kv_list_append(&session->pool->waiters, &session->waiter);
-	kv_capacity_magazines(session->pool);
-	kv_timer_set(session->peer->daemon->waiter_timer, LOOK_AGAIN);
+	struct kv_daemon *d = pool->daemon;
+	uint32_t n = kv_recall(pool, asking);
+
+	for (struct kv_link *l = d->pools.next; !n && l != &d->pools; l = l->next) {
+		struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
+
+		if (other != pool && other->gpu_mask & pool->gpu_mask)
+			n += kv_recall(other, NULL);
+	}
+	return n;
 }
 
-/* Answers a waiter if it can be answered. True: it is done with. */
-static bool serve(struct kv_session *session)
+static uint64_t thread_ns(void)
 {
-	struct kv_pool *pool = session->pool;
-	int64_t now = kv_now();
-	struct kv_msg_leased reply = { .n = session->want_n };
+	struct timespec t;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (uint64_t)t.tv_sec * KV_SEC + (uint64_t)t.tv_nsec;
+}
+
+int kv_capacity_room(struct kv_pool *pool, struct kv_session *asking, uint32_t n)
+{
+	uint64_t start;
 	int r;
 
-	/* Other sessions of its user may have got what it was still allowed when it asked. */
-	if (kv_user_blocks(session, session->want_n) < session->want_n) {
-		kv_link_unlink(&session->waiter);
-		kv_peer_error(session->peer, session->want_tag,
-			      kv_user_too_many_blocks(session, session->want_n), "%s",
-			      kv_error_text());
-		return true;
-	}
-	r = kv_capacity_room(pool, session->want_n, true);
-	if (r == -EAGAIN && now < session->want_scrub_deadline)
-		return false;
-	if (r && r != KV_TOO_LARGE && now < session->want_deadline)
-		return false;
-
-	if (!r) {
-		uint32_t extra = pool->books.n_free - session->want_n;
-
-		extra = extra < session->want_extra ? extra : session->want_extra;
-		reply.n = kv_user_blocks(session, reply.n + extra);
-		kv_session_post(session, reply.n);
-	} else {
-		reply.answer = r == KV_TOO_LARGE ? r : KV_NO_ROOM;
-		reply.n = 0;
-		pool->n_no_room++;
-	}
-	kv_link_unlink(&session->waiter);
-	kv_latency_add(&pool->record->refills, (uint64_t)(now - session->want_since));
-	kv_wire_init(&reply.head, KV_MSG_LEASED, sizeof(reply), session->want_tag);
-	kv_peer_send(session->peer, &reply, sizeof(reply), NULL, 0);
-	return true;
+	pool->must_press = false;
+	if (is_there(pool, n) && n <= pool->max_blocks)
+		return 0;
+	if (never_fits(pool, n))
+		return KV_TOO_LARGE;
+	start = thread_ns();
+	r = find_room(pool, n);
+	while (r == KV_NO_ROOM && call_back(pool, asking))
+		r = find_room(pool, n);
+	pool->daemon->moving_ns += thread_ns() - start;
+	pool->must_press = r == KV_NO_ROOM;
+	pool->wanted_blocks = n;
+	return r;
 }
 
-static void serve_pool(struct kv_pool *pool)
+uint32_t kv_capacity_at_hand(struct kv_pool *pool, uint32_t n)
 {
-	bool waited = !kv_link_is_alone(&pool->waiters);
+	uint64_t used = pool->books.n_total - pool->books.n_free, need;
+	uint64_t most = used < pool->max_blocks ? pool->max_blocks - used : 0;
 
-	/* In order of arrival: a large request is not starved by small ones behind it. */
-	while (!kv_link_is_alone(&pool->waiters)) {
-		struct kv_session *first =
-			kv_container_of(pool->waiters.next, struct kv_session, waiter);
+	n = n < most ? n : (uint32_t)most;
+	if (lacking(pool, n) && pool->layout.kind == KV_LAYOUT_FLAT)
+		grow(pool, n, not_for(pool, true));
+	need = lacking(pool, n);
+	if (need)
+		kv_books_evict(&pool->books, (uint32_t)need, false);
+	return n < pool->books.n_free ? n : pool->books.n_free;
+}
 
-		if (!serve(first))
+void kv_capacity_trim(struct kv_pool *pool)
+{
+	uint32_t most = kv_capacity_extents(pool, pool->max_bytes);
+	uint64_t over = over_limit(pool, 0);
+
+	if (over)
+		kv_recall(pool, NULL);
+	over = over_limit(pool, 0);
+	if (over)
+		kv_books_evict(&pool->books,
+			       (uint32_t)(over < pool->books.n_cached ? over : pool->books.n_cached),
+			       false);
+	if (pool->layout.kind == KV_LAYOUT_PAGED)
+		return;
+	while (pool->n_extents > most) {
+		pool->daemon->moved_extents += shed(pool, pool->n_extents - most);
+		if (pool->n_extents <= most || !evict_extents(pool, pool->n_extents - most))
 			break;
 	}
-	if (waited && kv_link_is_alone(&pool->waiters))
-		kv_capacity_magazines(pool);
-}
-
-void kv_capacity_serve(struct kv_daemon *d, struct kv_pool *pool)
-{
-	bool waiting = false;
-
-	if (pool) {
-		serve_pool(pool);
-		return;
-	}
-	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
-		struct kv_pool *p = kv_container_of(l, struct kv_pool, link);
-
-		serve_pool(p);
-		waiting |= !kv_link_is_alone(&p->waiters);
-	}
-	if (waiting)
-		kv_timer_set(d->waiter_timer, LOOK_AGAIN);
+	kv_mover_scrub(pool->daemon);
 }
 
 void kv_capacity_magazines(struct kv_pool *pool)
@@ -437,7 +576,7 @@ void kv_capacity_magazines(struct kv_pool *pool)
 	 * All magazines together hold at most a sixteenth of the pool: idle blocks are few. While
 	 * somebody waits for room none should be: sessions then give back all that is idle.
 	 */
-	bool scarce = !kv_link_is_alone(&pool->waiters);
+	bool scarce = pool->n_waiting;
 	uint64_t n = pool->n_sessions && !scarce ? pool->max_blocks / (16 * pool->n_sessions) : 0;
 
 	for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++) {

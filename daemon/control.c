@@ -118,8 +118,10 @@ static void one_pool(const struct kv_pool *pool, struct kv_pool_stats *s)
 	s->evictions_drop_total = pool->record->n_evicted_drop;
 	s->grants_total = b->n_granted;
 	s->no_room_total = pool->n_no_room;
-	for (struct kv_link *l = pool->waiters.next; l != &pool->waiters; l = l->next)
-		s->waiting++;
+	s->waiting = pool->n_waiting;
+	s->weight = pool->weight;
+	s->share_bytes = (uint64_t)pool->share_extents * pool->daemon->extents.bytes;
+	s->limits_revision = pool->limits_revision;
 }
 
 static uint32_t pool_stats(struct kv_daemon *d, uint32_t first, uint32_t n, void *items)
@@ -127,6 +129,8 @@ static uint32_t pool_stats(struct kv_daemon *d, uint32_t first, uint32_t n, void
 	struct kv_pool_stats *s = items;
 	uint32_t i = 0, done = 0;
 
+	for (uint32_t g = 0; g < d->n_gpus; g++)
+		kv_shares_update(d, 1u << g);
 	for (struct kv_link *l = d->pools.next; l != &d->pools && done < n; l = l->next) {
 		if (i++ >= first)
 			one_pool(kv_container_of(l, struct kv_pool, link), &s[done++]);
@@ -148,10 +152,7 @@ static void one_session(const struct kv_session *session, uint32_t leased, uint3
 	s->slot = session->slot;
 	s->since_ns = (uint64_t)(kv_now() - session->since_ns);
 	s->blocks_leased = leased;
-	/* Idle are those posted and not taken, and those its client says it has. */
-	s->blocks_idle = kv_load_relaxed(&session->shm->n_idle) + kv_session_posted(session);
-	if (s->blocks_idle > leased)
-		s->blocks_idle = leased;
+	s->blocks_idle = kv_idle(session);
 	s->blocks_held = held;
 	s->lookup_tokens_total = kv_load_relaxed(&session->shm->lookup_tokens);
 	s->hit_tokens_total = kv_load_relaxed(&session->shm->hit_tokens);
@@ -278,7 +279,7 @@ void kv_control_drop(struct kv_peer *peer, const struct kv_msg_drop *msg)
 	if (!pool->n_sessions)
 		kv_pool_free(pool);
 	else
-		kv_capacity_serve(peer->daemon, pool);
+		kv_capacity_serve(peer->daemon);
 	kv_wire_init(&reply.head, KV_MSG_OK, sizeof(reply), msg->head.tag);
 	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
 }
@@ -302,7 +303,7 @@ void kv_control_epoch(struct kv_peer *peer, const struct kv_msg_drop *msg)
 	kv_store_release(&pool->head->epoch, pool->books.epoch);
 	kv_log(KV_LOG_INFO, "pool '%s': epoch %llu; %lld blocks of older ones are held", pool->name,
 	       (unsigned long long)pool->books.epoch, (long long)n_held);
-	kv_capacity_serve(peer->daemon, pool);
+	kv_capacity_serve(peer->daemon);
 	reply.epoch = pool->books.epoch;
 	reply.n_held = (uint64_t)n_held;
 	kv_wire_init(&reply.head, KV_MSG_EPOCH, sizeof(reply), msg->head.tag);

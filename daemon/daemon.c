@@ -127,7 +127,7 @@ static void accept_again(void *arg)
 
 static void look_again(void *arg)
 {
-	kv_capacity_serve(arg, NULL);
+	kv_capacity_serve(arg);
 }
 
 static void on_signal(const struct signalfd_siginfo *info, void *arg)
@@ -224,6 +224,7 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 	kv_link_init(&d->peers);
 	kv_link_init(&d->pools);
 	kv_link_init(&d->users);
+	kv_link_init(&d->queue);
 	d->next_peer_id = d->next_session_id = d->next_pool_id = 1;
 	d->started_ns = kv_now();
 	if (getrandom(&d->boot_nonce, sizeof(d->boot_nonce), 0) != sizeof(d->boot_nonce))

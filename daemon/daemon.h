@@ -87,8 +87,15 @@ struct kv_daemon {
 	struct kv_link pools; /* kv_pool::link */
 	struct kv_link users; /* kv_user::link */
 	struct kv_timer *user_timer; /* some may speak again */
+	struct kv_link queue; /* kv_session::waiter, by kv_session::want_tag_time: who is served next */
 	uint32_t n_peers, n_pools, n_sessions;
 	struct kv_journal *journal; /* NULL: nothing is kept, in a test */
+	double queue_time;		  /* of the request that was served last */
+	uint32_t n_spoken[KV_MAX_GPUS]; /* extents that those in the queue still wait for */
+	int64_t look_after;		  /* ns: how long until the queue is looked at without a reason */
+	bool serving;
+	uint64_t giving_round;
+	uint64_t moved_extents, moving_ns; /* given by pools to others; time of this thread for it */
 	uint64_t next_peer_id, next_session_id, next_pool_id;
 	uint64_t boot_nonce; /* of this start of the keeper: workers share it */
 	int64_t started_ns;  /* likewise */
@@ -107,6 +114,8 @@ struct kv_pool {
 	char name[KV_NAME_MAX], model[KV_NAME_MAX], revision[KV_NAME_MAX], name_space[KV_NAME_MAX];
 	uint32_t tp_ranks, gpu_mask;
 	uint64_t min_bytes, max_bytes; /* on each of its devices */
+	uint32_t weight, share_extents; /* share.c: its due, on each of its devices */
+	uint64_t limits_revision;
 	uint64_t block_bytes, max_blocks;
 	struct kv_layout layout;
 	struct kv_component *components; /* owned; layout.components */
@@ -120,7 +129,17 @@ struct kv_pool {
 	struct kv_books books;
 	struct kv_session *slots[KV_MAX_SESSIONS];
 	uint32_t n_sessions;
-	struct kv_link waiters; /* kv_session::waiter */
+	uint32_t n_waiting;   /* sessions of it in kv_daemon::queue */
+	double last_tag_time; /* of the last of them */
+	uint64_t exhausted_in; /* the round in which it had nothing more to give */
+	bool must_press;	/* the last request found no room, not even by calling leases back, */
+	uint32_t wanted_blocks; /* and was for so many */
+	int64_t pressed_ns;
+	uint64_t n_recalled;
+	uint64_t blocked_in;  /* the pass over the queue in which one of its requests has to wait on */
+	double use_rate;      /* uses of cached blocks a second, of late; share.c */
+	uint64_t use_count;
+	int64_t use_ns;
 	uint64_t lookup_tokens, hit_tokens, n_no_room; /* of sessions that have ended; refusals */
 	struct kv_user *user; /* who made it; NULL: nobody whose limits count */
 };
@@ -144,8 +163,16 @@ struct kv_session {
 	/* For the limit of its user: blocks in quarantine; cached blocks held, and n_published, when
 	 * they were counted last. */
 	uint64_t n_set_aside, n_held, n_published_then;
+	int32_t *stack; /* in shm: idle leases */
+	int64_t granted_ns; /* its last LEASE was answered */
+	/* Pressure: it holds more than its share while others wait. */
+	bool recalling; /* in kv_recall() */
+	uint32_t pressure_target; /* what it may keep */
+	uint32_t pressure_blocks; /* that it was asked to give back; 0: none */
+	int64_t pressure_deadline;
 	/* A lease that waits for room. */
-	struct kv_link waiter; /* kv_pool::waiters */
+	struct kv_link waiter; /* kv_daemon::queue */
+	double want_tag_time;
 	uint32_t want_n, want_extra, want_tag;
 	int64_t want_since, want_deadline, want_scrub_deadline;
 };
@@ -224,17 +251,56 @@ void kv_wishes_free(struct kv_link *wishes);
 /* main.c: "4G" to bytes; @what names it in the error */
 int kv_size_parse(const char *what, const char *text, uint64_t *ret);
 
+/* limits.c */
+struct kv_limits {
+	uint64_t min_bytes, max_bytes;
+	uint32_t weight;
+};
+/* kv_limits_check() - 0, max_bytes 0 became the arena; -EINVAL, -ENOMEM with a text */
+int kv_limits_check(const struct kv_pool *pool, struct kv_limits *limits);
+void kv_limits_adopt(struct kv_pool *pool, const struct kv_limits *limits); /* and shows them */
+void kv_limits_set(struct kv_peer *peer, const struct kv_msg_pool_set *msg);
+uint64_t kv_limits_arena(const struct kv_daemon *d, uint32_t gpu_mask); /* the smallest of them */
+
+/* share.c: who gives when memory is short */
+void kv_shares_update(struct kv_daemon *d, uint32_t gpu_mask);
+/* The pool above its minimum that is to give next; NULL: none. Not those exhausted in @round. */
+struct kv_pool *kv_share_giver(struct kv_daemon *d, uint32_t gpu_mask, const struct kv_pool *except,
+			       uint64_t round);
+/* Should @pool rather give up what it has cached than have others give? */
+bool kv_share_own_first(struct kv_pool *pool, struct kv_pool *other);
+
+/* queue.c: requests that wait for room, of all pools */
+void kv_queue_add(struct kv_session *session);
+void kv_queue_remove(struct kv_session *session);
+void kv_queue_forget(struct kv_session *session); /* likewise, without a trace in any page */
+void kv_capacity_serve(struct kv_daemon *d);
+/* Extents that the queue still waits for, on the devices of @pool */
+uint32_t kv_queue_spoken(const struct kv_pool *pool);
+
+/* recall.c: what sessions hold */
+/* Idle leases of all sessions of @pool but @asking become free. Return: how many. */
+uint32_t kv_recall(struct kv_pool *pool, const struct kv_session *asking);
+uint32_t kv_idle(const struct kv_session *session); /* in its magazine, as its pages say */
+void kv_pressure_put(struct kv_pool *needy);	     /* notices to sessions above their share */
+void kv_pressure_end(struct kv_daemon *d);	     /* nobody waits any more */
+bool kv_pressure_refuses(struct kv_session *session); /* it let the deadline pass */
+
 /* capacity.c */
 /* kv_capacity_room() - make @n blocks free. 0; KV_NO_ROOM; KV_TOO_LARGE; -EAGAIN: when scrubbed */
-int kv_capacity_room(struct kv_pool *pool, uint32_t n, bool all);
+int kv_capacity_room(struct kv_pool *pool, struct kv_session *asking, uint32_t n);
+/* kv_capacity_at_hand() - up to @n free blocks, at no other pool's cost. Return: how many. */
+uint32_t kv_capacity_at_hand(struct kv_pool *pool, uint32_t n);
+void kv_capacity_trim(struct kv_pool *pool); /* down to its maximum, as far as nobody holds it */
+void kv_reserve_fill(struct kv_daemon *d); /* with extents of pools above their share */
+uint32_t kv_capacity_extents(const struct kv_pool *pool, uint64_t bytes);
+uint32_t kv_capacity_lacking(const struct kv_pool *pool, uint32_t n); /* in extents */
 /* A new pool's first extents. 0; -EAGAIN: being zeroed; -ENOMEM with text */
 int kv_capacity_claim(struct kv_pool *pool);
 int kv_capacity_begin(struct kv_pool *pool); /* its first blocks, once it has its pages */
 /* kv_capacity_adopt() - the extents that the map says are its, and their blocks. 0; negative */
 int kv_capacity_adopt(struct kv_pool *pool, struct kv_books_found *found);
 void kv_capacity_release(struct kv_pool *pool);	/* all extents of a pool that ends */
-void kv_capacity_wait(struct kv_session *session);
-void kv_capacity_serve(struct kv_daemon *d, struct kv_pool *pool); /* NULL: all pools */
 void kv_capacity_magazines(struct kv_pool *pool);
 
 /* mover.c */

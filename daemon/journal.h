@@ -77,7 +77,7 @@ struct kv_pool_record {
 	uint64_t state; /* enum kv_record_state */
 	uint64_t id;
 	uint64_t bytes; /* of this memfd */
-	uint64_t min_bytes, max_bytes, max_blocks;
+	uint64_t min_bytes, max_bytes, max_blocks, weight, limits_revision;
 	uint64_t slab_offset, slab_blocks;
 	uint64_t first_extent;
 	uint64_t made_by; /* uid + 1 of the user whose limits count it; 0: nobody's */

@@ -198,7 +198,7 @@ static void on_message(uint32_t events, void *arg)
 		kv_extents_cleaned(&d->extents, m->gpu, m->first, m->n);
 		m->scrubbed += (uint64_t)m->n * d->extents.bytes;
 		m->n = 0;
-		kv_capacity_serve(d, NULL);
+		kv_capacity_serve(d);
 	}
 	give_job(m);
 }

@@ -268,9 +268,9 @@ static void handle_lease(struct kv_peer *peer, const void *data)
 
 static void handle_kick(struct kv_peer *peer, const void *data)
 {
-	/* The ring was drained on arrival, as for every message of a session. */
-	(void)peer;
+	/* The ring was drained on arrival, as for every message; a cached block may have been let go. */
 	(void)data;
+	kv_capacity_serve(peer->daemon);
 }
 
 static void handle_stats(struct kv_peer *peer, const void *data)
@@ -303,6 +303,16 @@ static void handle_epoch(struct kv_peer *peer, const void *data)
 		kv_peer_error(peer, msg->head.tag, -EINVAL, "pool name must be shorter than 64 bytes");
 }
 
+static void handle_pool_set(struct kv_peer *peer, const void *data)
+{
+	const struct kv_msg_pool_set *msg = data;
+
+	if (is_text(msg->name, KV_NAME_MAX))
+		kv_limits_set(peer, msg);
+	else
+		kv_peer_error(peer, msg->head.tag, -EINVAL, "pool name must be shorter than 64 bytes");
+}
+
 static const struct handler {
 	uint32_t size;	    /* exact, or the least if `longer` */
 	bool longer;
@@ -321,6 +331,7 @@ static const struct handler {
 	[KV_MSG_KICK] = { sizeof(struct kv_msg_plain), false, true, handle_kick },
 	[KV_MSG_STATS] = { sizeof(struct kv_msg_stats), false, false, handle_stats },
 	[KV_MSG_CHECK] = { sizeof(struct kv_msg_plain), false, false, handle_check },
+	[KV_MSG_POOL_SET] = { sizeof(struct kv_msg_pool_set), false, false, handle_pool_set },
 	[KV_MSG_POOL_DROP] = { sizeof(struct kv_msg_drop), false, false, handle_drop },
 	[KV_MSG_POOL_EPOCH] = { sizeof(struct kv_msg_drop), false, false, handle_epoch },
 };

@@ -96,6 +96,7 @@ static int make_record(struct kv_pool *pool, const struct kv_msg_pool_open *msg,
 	record->min_bytes = pool->min_bytes;
 	record->max_bytes = pool->max_bytes;
 	record->max_blocks = pool->max_blocks;
+	record->weight = pool->weight;
 	record->slab_offset = pool->slab_offset;
 	record->slab_blocks = pool->slab_blocks;
 	record->first_extent = pool->first_extent;
@@ -147,6 +148,7 @@ static int make_pages(struct kv_pool *pool, const struct kv_msg_pool_open *msg)
 		return r;
 
 	*pool->head = head;
+	kv_limits_adopt(pool, &(struct kv_limits){ pool->min_bytes, pool->max_bytes, pool->weight });
 	*(struct kv_shm_blocks *)pool->blocks =
 		(struct kv_shm_blocks){ .magic = KV_SHM_MAGIC, .abi = KV_SHM_ABI, .clock = 1 };
 	return init_books(pool);
@@ -179,49 +181,19 @@ static int adopt_layout(struct kv_pool *pool, const struct kv_msg_pool_open *msg
 
 static int check_capacity(struct kv_pool *pool)
 {
-	struct kv_daemon *d = pool->daemon;
-	uint64_t arena = UINT64_MAX, promised = 0;
+	struct kv_limits limits = { pool->min_bytes, pool->max_bytes, 1 };
+	uint64_t arena = kv_limits_arena(pool->daemon, pool->gpu_mask);
+	int r = kv_limits_check(pool, &limits);
 
-	for (uint32_t g = 0; g < d->n_gpus; g++) {
-		uint64_t bytes = (uint64_t)d->extents.n[g] * d->extents.bytes;
-
-		if (pool->gpu_mask >> g & 1 && bytes < arena)
-			arena = bytes;
-	}
-	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
-		struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
-
-		if (other->gpu_mask & pool->gpu_mask)
-			promised += other->min_bytes;
-	}
-	if (!pool->max_bytes || pool->max_bytes > arena)
-		pool->max_bytes = arena;
-	if (pool->max_bytes < 2 * pool->block_bytes)
-		return kv_error(-EINVAL,
-				"max_bytes: %llu given; the null block and one more of %llu bytes "
-				"need %llu (the arena has %llu)",
-				(unsigned long long)pool->max_bytes,
-				(unsigned long long)pool->block_bytes,
-				(unsigned long long)(2 * pool->block_bytes),
-				(unsigned long long)arena);
-	if (pool->min_bytes > pool->max_bytes)
-		return kv_error(-EINVAL, "min_bytes: %llu given, max_bytes is %llu",
-				(unsigned long long)pool->min_bytes,
-				(unsigned long long)pool->max_bytes);
-	if (pool->min_bytes > arena - (promised < arena ? promised : arena))
-		return kv_error(-ENOMEM,
-				"min_bytes: %llu asked, but %llu of %llu bytes are promised to other "
-				"pools",
-				(unsigned long long)pool->min_bytes, (unsigned long long)promised,
-				(unsigned long long)arena);
+	if (r < 0)
+		return r;
 	if (arena / pool->block_bytes >= INT32_MAX)
 		return kv_error(-EINVAL, "block of %llu bytes: the arena of %llu bytes would hold more "
 				"than 2^31 blocks",
 				(unsigned long long)pool->block_bytes, (unsigned long long)arena);
 	if (pool->layout.kind == KV_LAYOUT_PAGED)
-		pool->slab_blocks = pool->max_bytes / pool->block_bytes;
-	/* The null block takes the place of one. */
-	pool->max_blocks = pool->max_bytes / pool->block_bytes - 1;
+		pool->slab_blocks = limits.max_bytes / pool->block_bytes;
+	kv_limits_adopt(pool, &limits);
 	return 0;
 }
 
@@ -240,7 +212,6 @@ static int pool_new(struct kv_daemon *d, const struct kv_msg_pool_open *msg, str
 	if (!pool)
 		return -ENOMEM;
 	kv_link_init(&pool->link);
-	kv_link_init(&pool->waiters);
 	pool->daemon = d;
 	pool->index_fd = pool->index_read_fd = pool->blocks_fd = pool->books_fd = -1;
 	memcpy(pool->name, msg->name, KV_NAME_MAX);
@@ -434,6 +405,8 @@ int kv_pool_adopt(struct kv_daemon *d, struct kv_deposit *deposit, struct kv_poo
 	pool->min_bytes = record->min_bytes;
 	pool->max_bytes = record->max_bytes;
 	pool->max_blocks = record->max_blocks;
+	pool->weight = (uint32_t)record->weight;
+	pool->limits_revision = record->limits_revision;
 	pool->slab_offset = record->slab_offset;
 	pool->slab_blocks = record->slab_blocks;
 	pool->first_extent = (uint32_t)record->first_extent;

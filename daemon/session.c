@@ -31,7 +31,9 @@ static struct kv_shm_session lay_out(struct kv_session *s)
 	head.op_capacity = s->op_capacity = OP_CAPACITY;
 	head.grants_offset = 4096;
 	head.ops_offset = head.grants_offset + (grants * sizeof(int32_t) + 4095) / 4096 * 4096;
-	head.bytes = s->bytes = head.ops_offset + OP_CAPACITY * sizeof(struct kv_op);
+	head.stack_offset = head.ops_offset + OP_CAPACITY * sizeof(struct kv_op);
+	head.bytes = s->bytes = head.stack_offset + (uint64_t)grants * sizeof(int32_t);
+	head.waiting = !kv_link_is_alone(&s->pool->daemon->queue);
 	return head;
 }
 
@@ -40,6 +42,7 @@ static void find_rings(struct kv_session *s, const struct kv_shm_session *head, 
 	s->shm = p;
 	s->grants = (int32_t *)((char *)p + head->grants_offset);
 	s->ops = (const struct kv_op *)((char *)p + head->ops_offset);
+	s->stack = (int32_t *)((char *)p + head->stack_offset);
 }
 
 static int make_shared(struct kv_session *s)
@@ -171,6 +174,10 @@ int kv_session_adopt(struct kv_pool *pool, uint32_t slot, const int fds[2])
 	/* What it was posted it has: the head may not have been moved on any more. */
 	kv_ring_post(&s->shm->grants, (uint32_t)record->granted);
 	kv_ring_consume(&s->shm->ops, (uint32_t)record->ops_done);
+	/* What another worker was about to do with its idle leases, or had asked of it. */
+	kv_store_relaxed(&s->shm->waiting, 0);
+	kv_store_relaxed(&s->shm->pressure_blocks, 0);
+	kv_store_release(&s->shm->recall, 0);
 	return 0;
 }
 
@@ -179,7 +186,7 @@ void kv_session_unload(struct kv_session *s)
 {
 	struct kv_pool *pool = s->pool;
 
-	kv_link_unlink(&s->waiter);
+	kv_queue_forget(s);
 	if (s->shm)
 		munmap(s->shm, s->bytes);
 	kv_close(s->fd);
@@ -200,6 +207,7 @@ struct kv_session *kv_session_free(struct kv_session *s)
 	/* From here on its blocks are free, also for another worker. */
 	kv_store_release(&record->state, KV_RECORD_ENDING);
 	KV_KILLPOINT(worker_session_ending);
+	kv_queue_remove(s);
 	if (s->shm) {
 		pool->lookup_tokens += kv_load_relaxed(&s->shm->lookup_tokens);
 		pool->hit_tokens += kv_load_relaxed(&s->shm->hit_tokens);
@@ -213,7 +221,8 @@ struct kv_session *kv_session_free(struct kv_session *s)
 	kv_session_unload(s);
 	kv_keeping_drop(&pool->daemon->keeping, KV_DEPOSIT_SESSION, id);
 	kv_capacity_magazines(pool);
-	kv_capacity_serve(pool->daemon, pool);
+	kv_capacity_trim(pool);
+	kv_capacity_serve(pool->daemon);
 	return NULL;
 }
 
@@ -230,7 +239,7 @@ void kv_session_set_aside(struct kv_session *s)
 
 void kv_session_drop(struct kv_session *s)
 {
-	kv_link_unlink(&s->waiter);
+	kv_queue_remove(s);
 	kv_store_release(&s->record->state, KV_RECORD_DROPPED);
 	KV_KILLPOINT(worker_session_dropped);
 	kv_session_set_aside(s);
@@ -428,8 +437,11 @@ void kv_session_drain(struct kv_session *s)
 	}
 	kv_ring_consume(&s->shm->ops, (uint32_t)s->record->ops_done);
 	kv_books_save_counts(&s->pool->books);
-	if (gave)
-		kv_capacity_serve(s->pool->daemon, s->pool);
+	if (gave) {
+		if (s->pool->books.n_total > s->pool->max_blocks)
+			kv_capacity_trim(s->pool);
+		kv_capacity_serve(s->pool->daemon);
+	}
 }
 
 static int64_t grants_room(const struct kv_session *s)
@@ -475,21 +487,24 @@ static uint32_t magazine_room(const struct kv_session *s, uint32_t n)
 	return n < most ? n : most;
 }
 
+/* Requests of its pool that wait are older: it queues behind them, or gets nothing. */
+static bool may_pass(struct kv_session *s)
+{
+	return !s->pool->n_waiting && !kv_pressure_refuses(s);
+}
+
 void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *msg)
 {
 	struct kv_session *s = peer->session;
 	struct kv_msg_leased reply = { .n = msg->n };
 	int64_t now = kv_now();
-	uint32_t wanted;
 	int r;
 
 	if (msg->head.type == KV_MSG_WANT) {
 		/* Those who wait come first. */
-		if (!kv_link_is_alone(&s->pool->waiters))
-			return;
-		wanted = kv_user_blocks(s, magazine_room(s, msg->n));
-		kv_capacity_room(s->pool, wanted, false);
-		kv_session_post(s, wanted < s->pool->books.n_free ? wanted : s->pool->books.n_free);
+		if (kv_link_is_alone(&s->pool->daemon->queue) && !s->pressure_blocks)
+			kv_session_post(s, kv_capacity_at_hand(s->pool,
+							       kv_user_blocks(s, magazine_room(s, msg->n))));
 		return;
 	}
 
@@ -498,15 +513,17 @@ void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *ms
 			      kv_error_text());
 		return;
 	}
-	r = kv_capacity_room(s->pool, msg->n, true);
+	r = may_pass(s) ? kv_capacity_room(s->pool, s, msg->n) : KV_NO_ROOM;
 	if (!r) {
 		uint32_t left = s->pool->books.n_free - msg->n;
 		uint32_t extra = magazine_room(s, msg->extra);
 
 		reply.n += extra < left ? extra : left;
 		reply.n = kv_user_blocks(s, reply.n);
+		s->granted_ns = now;
 		kv_session_post(s, reply.n);
-	} else if (r != KV_TOO_LARGE && (msg->timeout_ns > 0 || r == -EAGAIN)) {
+	} else if (r != KV_TOO_LARGE && !kv_pressure_refuses(s) &&
+		   (msg->timeout_ns > 0 || r == -EAGAIN)) {
 		s->want_n = msg->n;
 		s->want_extra = msg->extra < 256 ? msg->extra : 256;
 		s->want_tag = msg->head.tag;
@@ -514,7 +531,7 @@ void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *ms
 		s->want_deadline = now + (msg->timeout_ns < 3600 * KV_SEC ? msg->timeout_ns :
 									      3600 * KV_SEC);
 		s->want_scrub_deadline = now + SCRUB_WAIT;
-		kv_capacity_wait(s);
+		kv_queue_add(s);
 		return;
 	} else {
 		reply.n = 0;
@@ -522,8 +539,7 @@ void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *ms
 		s->pool->n_no_room++;
 	}
 	kv_latency_add(&s->pool->record->refills, (uint64_t)(kv_now() - now));
-	if (peer->fd < 0)
-		return;
 	kv_wire_init(&reply.head, KV_MSG_LEASED, sizeof(reply), msg->head.tag);
 	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
+	kv_reserve_fill(peer->daemon);
 }

@@ -130,8 +130,7 @@ struct kv_pool {
 
 	uint32_t *refs; /* [id_limit] */
 	uint32_t *gives; /* [id_limit] op_head after the give that KV_REF_GIVEN is about */
-	int32_t *stack; /* idle leases, the hottest on top */
-	uint32_t n_stack, stack_room;
+	int32_t *stack; /* in the session's pages: idle leases, the hottest on top */
 	uint32_t low; /* with fewer in the stack the daemon is asked for more; 0: it has been */
 
 	struct kv_link later; /* kv_later::link, oldest first */
@@ -145,7 +144,15 @@ struct kv_pool {
 /* ---- magazine.c ---- */
 
 int kv_magazine_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout);
-int kv_magazine_push(struct kv_pool *pool, kv_block_id id); /* an idle lease */
+/* kv_pool_max_blocks() - as the pool's limits stand now */
+static inline uint64_t kv_pool_max_blocks(const struct kv_pool *pool)
+{
+	const struct kv_shm_pool *page = pool->index;
+
+	/* Pairs with the release in the daemon's kv_limits_adopt(). */
+	kv_load_acquire(&page->limits.revision);
+	return kv_load_relaxed(&page->limits.max_blocks);
+}
 int kv_ops_post(struct kv_pool *pool, const struct kv_op *op);
 void kv_ops_try(struct kv_pool *pool, const struct kv_op *op); /* if the ring is half empty */
 void kv_ops_kick(struct kv_pool *pool);

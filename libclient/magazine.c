@@ -5,17 +5,23 @@
  *   take: stack of idle leases <- ring of grants <- LEASE message (only when both are short)
  *   give: stack of idle leases -> GIVE ops when it is more than twice what the daemon wants kept
  *
- * In the steady state a take is a load and a give is a store: no atomic, no message. The daemon is
+ * In the steady state a take is a load and a give is a store: no atomic, no message. The stack lies in
+ * the session's pages, and the daemon calls idle leases back without us when others need them. The daemon is
  * asked for more, without waiting, when the magazine runs low; it says how large one should be
  * (n_magazine in the session page; 0 in a small pool, where every block counts).
  */
 #include <errno.h>
+#include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "include/internal/killpoint.h"
 #include "include/internal/ring.h"
 #include "libclient/pin.h"
+
+/* How often a take asks when others have its idle leases each time; it has its deadline besides. */
+#define REFILLS 8
 
 static int lost(struct kv_pool *pool, int r)
 {
@@ -27,31 +33,79 @@ static int lost(struct kv_pool *pool, int r)
 /* What is off the path of a block stays out of its functions. */
 #define SLOW __attribute__((noinline, cold))
 
-static SLOW int grow_stack(struct kv_pool *pool)
+static uint32_t n_idle(const struct kv_pool *pool)
 {
-	uint32_t room = pool->stack_room * 2;
-	void *stack = realloc(pool->stack, room * sizeof(*pool->stack));
+	return kv_load_relaxed(&pool->session->n_stack);
+}
 
-	if (!stack)
-		return -ENOMEM;
-	pool->stack = stack;
-	pool->stack_room = room;
+static void set_idle(struct kv_pool *pool, uint32_t n)
+{
+	kv_store_relaxed(&pool->session->n_stack, n);
+}
+
+/* The daemon takes idle leases back: that takes it microseconds, or it is dead. */
+static SLOW int wait_for_stack(struct kv_pool *pool)
+{
+	struct kv_shm_session *s = pool->session;
+	int64_t deadline = kv_deadline(0);
+
+	for (;;) {
+		struct pollfd hangup = { .fd = pool->connection.fd };
+
+		kv_store_release(&s->busy, 0);
+		while (kv_load_acquire(&s->recall)) {
+			poll(&hangup, 1, 0);
+			/* A daemon that is gone doesn't come back for it; what it took it took in one store. */
+			if (hangup.revents & (POLLHUP | POLLERR))
+				kv_store_seq(&s->recall, 0);
+			else if (kv_now() > deadline)
+				return kv_error(-ETIMEDOUT, "daemon: it keeps the idle leases for itself");
+			sched_yield();
+		}
+		kv_exchange_seq(&s->busy, 1);
+		if (!kv_load_acquire(&s->recall))
+			return 0;
+	}
+}
+
+/* Between these the stack and the ring of grants are ours alone (shm.h draws it). */
+static inline int enter(struct kv_pool *pool)
+{
+	struct kv_shm_session *s = pool->session;
+
+	kv_store_relaxed(&s->busy, 1);
+	if (__builtin_expect(s->fenced, 0))
+		kv_exchange_seq(&s->busy, 1);
+	kv_fence_compiler();
+	if (__builtin_expect(kv_load_acquire(&s->recall), 0))
+		return wait_for_stack(pool);
 	return 0;
 }
 
-int kv_magazine_push(struct kv_pool *pool, kv_block_id id)
+static inline void leave(struct kv_pool *pool)
 {
-	if (pool->n_stack == pool->stack_room && grow_stack(pool) < 0)
+	kv_store_release(&pool->session->busy, 0);
+}
+
+static int push(struct kv_pool *pool, kv_block_id id)
+{
+	uint32_t n = n_idle(pool);
+
+	if (n >= pool->grant_capacity)
 		return -ENOMEM;
-	pool->stack[pool->n_stack++] = id;
+	pool->stack[n] = id;
+	set_idle(pool, n + 1);
 	return 0;
 }
 
 /* Ids that the daemon has posted move to the stack. */
 static int collect_grants(struct kv_pool *pool)
 {
-	int64_t n = kv_ring_readable(&pool->session->grants, pool->grant_tail, pool->grant_capacity);
+	int64_t n;
 
+	/* The daemon may have taken some back. */
+	pool->grant_tail = kv_load_relaxed(&pool->session->grants.tail);
+	n = kv_ring_readable(&pool->session->grants, pool->grant_tail, pool->grant_capacity);
 	if (n < 0)
 		return lost(pool, kv_error(-EPROTO, "daemon: its ring of grants makes no sense"));
 	for (; n; n--) {
@@ -62,7 +116,7 @@ static int collect_grants(struct kv_pool *pool)
 		if ((uint32_t)id >= pool->head.id_limit)
 			return lost(pool, kv_error(-EPROTO, "daemon: it granted block %d, ids are "
 						   "below %u", id, pool->head.id_limit));
-		r = kv_magazine_push(pool, id);
+		r = push(pool, id);
 		if (r < 0)
 			return r;
 		pool->grant_tail++;
@@ -132,21 +186,20 @@ static void give_back(struct kv_pool *pool, kv_block_id id)
 /* Too many idle leases: others may need them. */
 static SLOW void flush(struct kv_pool *pool)
 {
-	uint32_t keep = kv_load_relaxed(&pool->session->n_magazine);
-	uint32_t n = pool->n_stack > keep ? pool->n_stack - keep : 0;
+	uint32_t keep = kv_load_relaxed(&pool->session->n_magazine), have = n_idle(pool);
+	uint32_t n = have > keep ? have - keep : 0;
 
 	for (uint32_t i = 0; i < n; i++)
 		give_back(pool, pool->stack[i]);
 	/* The oldest go; those used last stay, their bytes may still be in a cache. */
-	memmove(pool->stack, pool->stack + n, (pool->n_stack - n) * sizeof(*pool->stack));
-	pool->n_stack -= n;
-	kv_store_relaxed(&pool->session->n_idle, pool->n_stack);
+	memmove(pool->stack, pool->stack + n, (have - n) * sizeof(*pool->stack));
+	set_idle(pool, have - n);
 	kv_ops_kick(pool);
 }
 
 static inline void flush_if_full(struct kv_pool *pool)
 {
-	if (pool->n_stack > 2 * kv_load_relaxed(&pool->session->n_magazine))
+	if (n_idle(pool) > 2 * kv_load_relaxed(&pool->session->n_magazine))
 		flush(pool);
 }
 
@@ -157,65 +210,80 @@ static SLOW void want_more(struct kv_pool *pool)
 	struct kv_msg_lease want = { .head = { .type = KV_MSG_WANT, .size = sizeof(want) } };
 
 	/* What came of the last time is counted first. */
-	if (collect_grants(pool) < 0 || pool->n_stack >= target / 2)
+	if (collect_grants(pool) < 0 || n_idle(pool) >= target / 2)
 		return;
 	pool->low = 0;
-	want.n = target - pool->n_stack;
+	want.n = target - n_idle(pool);
 	lost(pool, kv_connection_post(&pool->connection, &want));
-	kv_store_relaxed(&pool->session->n_idle, pool->n_stack);
 }
 
+/* Not between enter() and leave(): while we wait the daemon may give our idle leases to others. */
 static int ask(struct kv_pool *pool, uint32_t n, int64_t timeout)
 {
-	uint32_t target = kv_load_relaxed(&pool->session->n_magazine);
 	struct kv_msg_lease lease = { .head = { .type = KV_MSG_LEASE, .size = sizeof(lease) },
-				      .n = n - pool->n_stack,
-				      .extra = target,
-				      .timeout_ns = timeout > 0 ? timeout : 0 };
+				      .n = n,
+				      .extra = kv_load_relaxed(&pool->session->n_magazine),
+				      .timeout_ns = timeout };
 	const struct kv_msg_leased *answer = (const void *)pool->connection.buffer;
 	/* The daemon keeps the deadline; a daemon that doesn't answer at all is found out later. */
 	int r = kv_connection_call(&pool->connection, &lease, KV_MSG_LEASED, sizeof(*answer), NULL, 0,
-				   NULL, kv_deadline(lease.timeout_ns + 15 * KV_SEC));
+				   NULL, kv_deadline(timeout + 15 * KV_SEC));
 
-	if (r < 0)
-		return lost(pool, r);
-	r = collect_grants(pool);
-	if (r < 0)
-		return r;
-	return answer->answer;
+	return r < 0 ? lost(pool, r) : answer->answer;
 }
 
 /* The slow half of a take: fewer than @n are in the stack. */
 static SLOW int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
 {
+	int64_t deadline = kv_now() + (timeout > 0 ? timeout : 0);
 	int r;
 
 	if (pool->lost)
 		return kv_error(-ECONNRESET, "the daemon is gone");
 	pool->low = kv_load_relaxed(&pool->session->n_magazine) / 2;
+	for (int i = 0; i < REFILLS; i++) {
+		uint32_t have;
+		int64_t left = deadline - kv_now();
+
+		r = collect_grants(pool);
+		have = n_idle(pool);
+		if (r < 0 || have >= n)
+			return r;
+		if (n > kv_pool_max_blocks(pool))
+			return KV_TOO_LARGE;
+		leave(pool);
+		r = ask(pool, n - have, left > 0 ? left : 0);
+		if (r)
+			return r;
+		r = enter(pool);
+		if (r < 0)
+			return r;
+		/* What was idle when we asked may have been called back since: then we ask once more. */
+	}
 	r = collect_grants(pool);
-	if (r < 0 || pool->n_stack >= n)
-		return r;
-	if (n > pool->max_blocks)
-		return KV_TOO_LARGE;
-	r = ask(pool, n, timeout);
-	if (!r && pool->n_stack < n)
-		r = lost(pool, kv_error(-EPROTO, "daemon: it granted %u blocks of %u", pool->n_stack, n));
-	kv_store_relaxed(&pool->session->n_idle, pool->n_stack - (r ? 0 : n)); /* the caller takes n */
+	return r < 0 || n_idle(pool) >= n ? r : KV_NO_ROOM;
+}
+
+/* Return: like refill(); on 0 we are between enter() and leave(). */
+static inline int take_enter(struct kv_pool *pool, uint32_t n, int64_t timeout)
+{
+	int r = enter(pool);
+
+	if (__builtin_expect(!r && n_idle(pool) < n, 0))
+		r = refill(pool, n, timeout);
+	if (__builtin_expect(r, 0))
+		leave(pool);
 	return r;
 }
 
 int kv_magazine_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout)
 {
 	uint32_t *refs = pool->refs, left;
+	int r = take_enter(pool, n, timeout);
 
-	if (__builtin_expect(pool->n_stack < n, 0)) {
-		int r = refill(pool, n, timeout);
-
-		if (r)
-			return r;
-	}
-	left = pool->n_stack - n;
+	if (r)
+		return r;
+	left = n_idle(pool) - n;
 	for (uint32_t i = 0; i < n; i++) {
 		kv_block_id id = pool->stack[left + i];
 
@@ -223,9 +291,10 @@ int kv_magazine_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int
 		refs[id] = 1;
 	}
 	KV_KILLPOINT(client_taken);
-	pool->n_stack = left;
+	set_idle(pool, left);
 	if (__builtin_expect(left < pool->low, 0))
 		want_more(pool);
+	leave(pool);
 	return 0;
 }
 
@@ -244,9 +313,11 @@ KV_PUBLIC int kv_blocks_give(struct kv_pool *pool, uint32_t n, const kv_block_id
 {
 	uint32_t limit = pool->prefix.id_limit, *refs = pool->refs;
 	int r = kv_forked(pool->fork_generation);
+	bool entered;
 
 	if (r < 0)
 		return r;
+	entered = !enter(pool);
 	for (uint32_t i = 0; i < n; i++) {
 		kv_block_id id = ids[i];
 
@@ -257,10 +328,12 @@ KV_PUBLIC int kv_blocks_give(struct kv_pool *pool, uint32_t n, const kv_block_id
 			continue;
 		}
 		refs[id] = 0;
-		if (kv_magazine_push(pool, id) < 0)
+		if (__builtin_expect(!entered, 0) || push(pool, id) < 0)
 			give_back(pool, id);
 	}
-	flush_if_full(pool);
+	if (entered)
+		flush_if_full(pool);
+	leave(pool);
 	return r;
 }
 
@@ -291,14 +364,24 @@ void kv_block_release(struct kv_pool *pool, kv_block_id id)
 	}
 	pool->refs[id] = 0;
 	if (!(r & (KV_REF_CACHED | KV_REF_SUBMITTED))) {
+		bool entered;
+
 		if (pool->n_copies)
 			forget_copy_to(pool, id);
-		if (kv_magazine_push(pool, id) < 0)
+		entered = !enter(pool);
+		if (!entered || push(pool, id) < 0)
 			give_back(pool, id);
-		flush_if_full(pool);
+		if (entered)
+			flush_if_full(pool);
+		leave(pool);
 	} else if (r & KV_REF_CACHED ||
 		   kv_block_state(kv_load_acquire(&pool->descriptors[id].word)) == KV_BLOCK_CACHED) {
 		kv_unpin(pool, id);
+		/* Who waits may want it. Pairs with a daemon that sets `waiting`, then looks at holders. */
+		if (__builtin_expect(kv_load_seq(&pool->session->waiting), 0)) {
+			pool->ops_posted = true;
+			kv_ops_kick(pool);
+		}
 	} else {
 		/* The daemon has yet to say what became of it: this op comes after that one. */
 		pool->refs[id] = KV_REF_GIVEN;

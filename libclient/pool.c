@@ -3,8 +3,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/membarrier.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "include/internal/killpoint.h"
 #include "libclient/internal.h"
@@ -61,6 +64,10 @@ static int map_shared(struct kv_pool *pool, const struct kv_msg_pool_opened *ope
 	};
 	pool->grants = (const int32_t *)((char *)session + pool->session->grants_offset);
 	pool->ops = (struct kv_op *)((char *)session + pool->session->ops_offset);
+	pool->stack = (int32_t *)((char *)session + pool->session->stack_offset);
+	/* Without it the daemon can't order its look at `busy` after ours at `recall`: we do. */
+	pool->session->fenced =
+		syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) < 0;
 	pool->grant_capacity = pool->session->grant_capacity;
 	pool->op_capacity = pool->session->op_capacity;
 	pool->slot = opened->slot;
@@ -87,9 +94,7 @@ static int private_arrays(struct kv_pool *pool)
 		return -errno;
 	pool->refs = arrays;
 	pool->gives = pool->refs + pool->head.id_limit;
-	pool->stack_room = 1024;
-	pool->stack = malloc(pool->stack_room * sizeof(*pool->stack));
-	return pool->stack ? 0 : -ENOMEM;
+	return 0;
 }
 
 static int send_open(struct kv_pool *pool, const struct kv_pool_options *o, int64_t deadline,
@@ -246,7 +251,6 @@ static void discard(struct kv_pool *pool)
 	unmap_shared(pool);
 	kv_connection_close(&pool->connection);
 	free(pool->components);
-	free(pool->stack);
 	free(pool->copies);
 	kv_seq_discard(pool->spare);
 	free(pool);
@@ -344,13 +348,28 @@ KV_PUBLIC void kv_pool_info(const struct kv_pool *pool, struct kv_pool_info *ret
 		.block_tokens = pool->head.block_tokens,
 		.n_components = pool->layout.n_components,
 		.block_bytes = pool->head.block_bytes,
-		.max_blocks = pool->max_blocks,
+		.max_blocks = kv_forked(pool->fork_generation) ? pool->max_blocks :
+								 kv_pool_max_blocks(pool),
 		.null_block = pool->head.null_block,
 		.id_limit = (kv_block_id)pool->head.id_limit,
 		.device = pool->device,
 		.gpu_mask = pool->gpu_mask,
 		.session = pool->session_number,
 	};
+}
+
+KV_PUBLIC int kv_pool_pressure(struct kv_pool *pool, struct kv_pressure *ret)
+{
+	const struct kv_shm_session *s = pool->session;
+	int r = kv_forked(pool->fork_generation);
+
+	if (r < 0)
+		return r;
+	/* Pairs with the release in the daemon's notice. */
+	ret->sequence = kv_load_acquire(&s->pressure);
+	ret->n_blocks = kv_load_relaxed(&s->pressure_blocks);
+	ret->deadline_ns = kv_load_relaxed(&s->pressure_deadline);
+	return ret->n_blocks > 0;
 }
 
 KV_PUBLIC const struct kv_layout *kv_pool_layout(const struct kv_pool *pool)

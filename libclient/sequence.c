@@ -172,7 +172,7 @@ KV_PUBLIC int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeou
 	if (r < 0)
 		return r;
 	kv_later_poll(pool);
-	if (need > pool->max_blocks)
+	if (need > kv_pool_max_blocks(pool))
 		return KV_TOO_LARGE;
 	more = need > seq->n_blocks ? need - seq->n_blocks : 0;
 	if (!more && !copy)

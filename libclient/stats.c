@@ -102,3 +102,35 @@ KV_PUBLIC int kv_pool_drop(struct kv_client *client, const char *name, int64_t t
 	pthread_mutex_unlock(&client->lock);
 	return r;
 }
+
+KV_PUBLIC int kv_pool_set(struct kv_client *client, const char *name,
+			  const struct kv_pool_limits *limits, uint64_t *ret_revision,
+			  int64_t timeout)
+{
+	struct kv_msg_pool_set ask = { .head = { .type = KV_MSG_POOL_SET, .size = sizeof(ask) } };
+	struct kv_pool_limits l = { 0 };
+	int r = kv_forked(client->fork_generation);
+
+	if (!r)
+		r = kv_options_copy(&l, sizeof(l), limits);
+	if (r < 0)
+		return r;
+	if (strlen(name) >= sizeof(ask.name))
+		return kv_error(-EINVAL, "name: '%s' is longer than %zu bytes", name,
+				sizeof(ask.name) - 1);
+	strcpy(ask.name, name);
+	ask.change = l.change;
+	ask.weight = l.weight;
+	ask.min_bytes = l.min_bytes;
+	ask.max_bytes = l.max_bytes;
+	ask.revision = l.revision;
+	pthread_mutex_lock(&client->lock);
+	r = kv_connection_call(&client->connection, &ask, KV_MSG_POOL_LIMITS,
+			       sizeof(struct kv_msg_pool_limits), NULL, 0, NULL,
+			       kv_deadline(timeout));
+	if (!r && ret_revision)
+		*ret_revision =
+			((const struct kv_msg_pool_limits *)client->connection.buffer)->revision;
+	pthread_mutex_unlock(&client->lock);
+	return r;
+}

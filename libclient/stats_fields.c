@@ -104,6 +104,9 @@ static const struct kv_stat_field pool_fields[] = {
 	P(grants_total, "blocks", "leased out since the pool exists"),
 	P(no_room_total, "", "requests that were told there's no room"),
 	P(waiting, "", "requests that wait for room now"),
+	P(weight, "", "of its share above all minimums"),
+	P(share_bytes, "bytes", "its due when memory is short"),
+	P(limits_revision, "", "counts changes of min, max and weight"),
 	{ NULL },
 };
 

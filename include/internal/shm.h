@@ -35,9 +35,9 @@
 #include "include/kvcached/types.h"
 
 #define KV_SHM_MAGIC 0x31637663646b764bull
-#define KV_SHM_ABI 2
+#define KV_SHM_ABI 3
 /* What a program must say to be run on pages that another one made: kvcached --shm-version. */
-#define KV_SHM_VERSION "shm-2"
+#define KV_SHM_VERSION "shm-3"
 #define KV_HOLDER_WORDS (KV_MAX_SESSIONS / 64)
 
 enum kv_block_state {
@@ -119,7 +119,15 @@ struct kv_shm_blocks {
 	uint64_t clock __attribute__((aligned(64))); /* clients add the blocks they touch */
 };
 
-/* Head of the index memfd: what a pool is. Written before anyone maps it, but for the epoch. */
+/* What a pool may have: the daemon writes, and tells a change by the next revision. */
+struct kv_shm_limits {
+	uint64_t revision; /* from 1 */
+	uint64_t min_bytes, max_bytes;
+	uint64_t max_blocks; /* the null block not counted */
+	uint64_t weight;
+} __attribute__((aligned(64)));
+
+/* Head of the index memfd: what a pool is. Written before anyone maps it, but for epoch and limits. */
 struct kv_shm_pool {
 	uint64_t magic;
 	uint64_t abi;
@@ -139,6 +147,7 @@ struct kv_shm_pool {
 	uint64_t blocks_bytes;	     /* of the blocks memfd */
 	uint64_t rows_offset;	     /* in the blocks memfd: [id_limit] struct kv_shm_row */
 	uint64_t epoch;		     /* of the weights: chains of others aren't found */
+	struct kv_shm_limits limits;
 };
 
 /*
@@ -175,7 +184,20 @@ struct kv_ring {
 	uint32_t tail __attribute__((aligned(64))); /* consumer writes: items taken */
 };
 
-/* Head of the session memfd. */
+/*
+ * Head of the session memfd.
+ *
+ * The stack of idle leases lies here, so that the daemon can call them back from a client that sleeps:
+ *
+ *   client: busy := 1                              daemon: recall := 1
+ *           (a barrier that costs it nothing)              membarrier(): orders the client's side
+ *           load recall: not 0: busy := 0, wait            load busy: not 0: recall := 0, another time
+ *           stack and ring of grants are its own           stack and ring of grants are its own
+ *           busy := 0 (release)                            recall := 0 (release)
+ *
+ * Both orders are safe: whoever comes second sees the other. Where the kernel has no membarrier for
+ * the client, it makes a full barrier itself (`fenced`).
+ */
 struct kv_shm_session {
 	uint64_t magic;
 	uint64_t abi;
@@ -185,12 +207,22 @@ struct kv_shm_session {
 	uint32_t n_magazine;	  /* daemon writes: how many idle blocks this session should keep */
 	uint64_t grants_offset;	  /* int32 [grant_capacity] */
 	uint64_t ops_offset;	  /* struct kv_op [op_capacity] */
+	uint64_t stack_offset;	  /* int32 [grant_capacity]: idle leases, the hottest last */
 	uint64_t bytes;		  /* of this memfd */
+	/* Daemon writes, client reads. */
+	uint32_t recall __attribute__((aligned(64)));
+	uint32_t waiting;	  /* somebody waits for room: tell the daemon when a block is let go */
+	uint32_t pressure;	  /* counts notices */
+	uint32_t pressure_blocks; /* to give back; 0: no notice stands */
+	int64_t pressure_deadline; /* CLOCK_MONOTONIC, ns */
 	struct kv_ring grants;	  /* daemon posts ids, client takes */
 	struct kv_ring ops;	  /* client posts, daemon takes */
 	uint32_t kick __attribute__((aligned(64))); /* client: 1 = told; daemon: 0 = looking now */
+	/* Client writes, daemon reads; the stack also the other way round, see above. */
+	uint32_t busy __attribute__((aligned(64)));
+	uint32_t n_stack;
+	uint32_t fenced;
 	/* Client writes, daemon reads for stats. */
-	uint64_t n_idle __attribute__((aligned(64)));
 	uint64_t lookup_tokens;
 	uint64_t hit_tokens;
 	struct kv_latency lookups;

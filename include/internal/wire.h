@@ -52,6 +52,8 @@ enum kv_msg_type {
 	KV_MSG_RESTART = 23,
 	KV_MSG_POOL_EPOCH = 40, /* answered by KV_MSG_EPOCH */
 	KV_MSG_EPOCH = 41,
+	KV_MSG_POOL_SET = 50, /* answered by KV_MSG_POOL_LIMITS */
+	KV_MSG_POOL_LIMITS = 51,
 };
 
 struct kv_wire_head {
@@ -196,6 +198,22 @@ struct kv_msg_epoch {
 	struct kv_wire_head head;
 	uint64_t epoch;
 	uint64_t n_held; /* blocks of older ones that somebody holds */
+};
+
+struct kv_msg_pool_set {
+	struct kv_wire_head head;
+	char name[KV_NAME_MAX];
+	uint32_t change; /* enum kv_limit bits */
+	uint32_t weight;
+	uint64_t min_bytes, max_bytes;
+	uint64_t revision; /* that is replaced; 0: whichever it is */
+};
+
+struct kv_msg_pool_limits {
+	struct kv_wire_head head;
+	uint64_t revision, min_bytes, max_bytes;
+	uint32_t weight;
+	uint32_t reserved;
 };
 
 /* kv_wire_init() - fill a head */

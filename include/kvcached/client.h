@@ -162,6 +162,25 @@ struct kv_pool_info {
 
 void kv_pool_info(const struct kv_pool *pool, struct kv_pool_info *ret);
 
+/* The daemon asks for blocks back: others wait, and this session has more than its share. */
+struct kv_pressure {
+	uint32_t sequence;   /* one more with each notice; 0: there was none yet */
+	uint32_t n_blocks;   /* to give back or let go of; 0: no notice stands */
+	int64_t deadline_ns; /* CLOCK_MONOTONIC; after it this session gets no more blocks */
+};
+
+/**
+ * kv_pool_pressure() - does the daemon ask this session to do with less?
+ *
+ * A look at shared memory, no message: cheap enough for every step. The answer is to end or preempt
+ * sequences: freed blocks and blocks of the cache that nobody holds any more count alike. A session
+ * that doesn't is refused more blocks (KV_NO_ROOM) once the deadline has passed, until it has
+ * given back what was asked for or nobody waits any more. Nothing is taken from it.
+ *
+ * Return: 1 if a notice stands; 0; -ECHILD in a forked child.
+ */
+int kv_pool_pressure(struct kv_pool *pool, struct kv_pressure *ret);
+
 /* kv_pool_layout() - the pool's layout; lives as long as the pool */
 const struct kv_layout *kv_pool_layout(const struct kv_pool *pool);
 

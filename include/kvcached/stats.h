@@ -83,6 +83,9 @@ struct kv_pool_stats {
 	uint64_t grants_total; /* blocks */
 	uint64_t no_room_total;
 	uint64_t waiting; /* requests that wait for room */
+	uint64_t weight;  /* of its share of what is above all minimums */
+	uint64_t share_bytes; /* minimum and share, on each of its devices */
+	uint64_t limits_revision; /* one more with each change of min_bytes, max_bytes, weight */
 };
 
 struct kv_session_stats {
@@ -160,6 +163,40 @@ int kv_check(struct kv_client *client, struct kv_check_result *ret, int64_t time
  * Return: 0; -ENOENT if there is no pool of that name.
  */
 int kv_pool_drop(struct kv_client *client, const char *name, int64_t timeout);
+
+#define KV_WEIGHT_MAX 10000u
+
+/* Which limits kv_pool_set() changes; the others stay. */
+enum kv_limit {
+	KV_LIMIT_MIN = 1,
+	KV_LIMIT_MAX = 2,
+	KV_LIMIT_WEIGHT = 4,
+};
+
+struct kv_pool_limits {
+	size_t size;
+	uint32_t change;    /* enum kv_limit bits */
+	uint32_t weight;    /* 1 to KV_WEIGHT_MAX; pools begin with 1 */
+	uint64_t min_bytes; /* on each of its devices */
+	uint64_t max_bytes; /* likewise; 0: as much as there is */
+	uint64_t revision;  /* that is replaced: -ESTALE if it is another by now; 0: whichever it is */
+};
+
+/**
+ * kv_pool_set() - change a pool's limits while it runs
+ * @ret_revision: of the new limits; or NULL
+ *
+ * In force when it returns, for clients that are busy and those that sleep. Above a lower maximum the
+ * pool gives up at once what it has cached and nobody holds, and idle leases; what is in use leaves as
+ * it is given back, and until then nothing more is leased. A higher minimum is given to the pool
+ * as soon as it asks: others lose what they have above their own shares.
+ *
+ * Return: 0; -ENOENT; -EINVAL, the text names the field, the value and what is possible; -ENOMEM if
+ *         the minimums exceed the memory, with the numbers; -ENOTSUP for a paged pool's maximum above
+ *         its slab; -ESTALE; as kv_stats().
+ */
+int kv_pool_set(struct kv_client *client, const char *name, const struct kv_pool_limits *limits,
+		uint64_t *ret_revision, int64_t timeout);
 
 #ifdef __cplusplus
 }

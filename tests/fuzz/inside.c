@@ -58,7 +58,7 @@ static void nothing(void *arg)
 
 static void look_again(void *arg)
 {
-	kv_capacity_serve(arg, NULL);
+	kv_capacity_serve(arg);
 }
 
 static void must(int r)
@@ -77,6 +77,7 @@ struct kv_daemon *inside_start(void)
 	kv_link_init(&d->peers);
 	kv_link_init(&d->pools);
 	kv_link_init(&d->users);
+	kv_link_init(&d->queue);
 	d->listen_fd = d->keeping.fd = -1;
 	d->config.max_clients = 1024;
 	d->config.host = true;
@@ -170,7 +171,7 @@ void inside_zero(void)
 
 	while ((n = kv_extents_scrub(&daemon_.extents, 0, 1, &first)))
 		kv_extents_cleaned(&daemon_.extents, 0, first, n);
-	kv_capacity_serve(&daemon_, NULL);
+	kv_capacity_serve(&daemon_);
 	inside_step();
 }
 

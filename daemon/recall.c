@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What sessions hold beyond what they use or what is their due. Idle leases are called back from the
+ * sessions' pages while their clients sleep or work (shm.h draws the protocol): that asks nobody. What
+ * is in use is only ever asked for: a notice in the session's page, with a deadline, after which a
+ * session that has not given back gets no more (kv_pool_pressure() in client.h).
+ */
+#include <linux/membarrier.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "include/internal/ring.h"
+#include "include/internal/socket.h"
+
+/* Who was granted blocks so lately may be on the way to take them. */
+#define GRANT_GRACE (10 * KV_MSEC)
+/* How long a session has to answer a notice, and how often notices are worked out. */
+#define PRESSURE_WAIT  KV_SEC
+#define PRESSURE_PAUSE (20 * KV_MSEC)
+
+uint32_t kv_idle(const struct kv_session *s)
+{
+	uint32_t leased = s->pool->books.n_leased_by[s->slot];
+	uint32_t n = kv_load_relaxed(&s->shm->n_stack) + kv_session_posted(s);
+
+	return n < leased ? n : leased;
+}
+
+static bool may_recall(const struct kv_session *s, int64_t now)
+{
+	return s->peer->fd >= 0 && now - s->granted_ns > GRANT_GRACE && kv_idle(s);
+}
+
+static bool give(struct kv_session *s, int32_t id)
+{
+	if (kv_books_give(&s->pool->books, s->slot, id) == 0)
+		return true;
+	kv_peer_drop(s->peer, "its idle leases name a block that isn't its own");
+	return false;
+}
+
+/*
+ * The client is outside: stack and ring are ours. Each block leaves its place before it becomes free:
+ * if we die in between one lease is nobody's until the session ends, and no block is two's.
+ */
+static uint32_t take_back(struct kv_session *s)
+{
+	uint32_t n = kv_load_relaxed(&s->shm->n_stack), posted = kv_session_posted(s), done = 0;
+	uint32_t head = (uint32_t)s->record->granted;
+
+	if (n > s->grant_capacity) {
+		kv_peer_drop(s->peer, "its stack of idle leases makes no sense");
+		return 0;
+	}
+	for (; n; done++) {
+		kv_store_seq(&s->shm->n_stack, --n);
+		if (!give(s, kv_load_relaxed(&s->stack[n])))
+			return done;
+	}
+	for (uint32_t i = head - posted; i != head; i++, done++) {
+		kv_ring_consume(&s->shm->grants, i + 1);
+		if (!give(s, kv_load_relaxed(&s->grants[i & (s->grant_capacity - 1)])))
+			return done;
+	}
+	kv_books_save_counts(&s->pool->books);
+	return done;
+}
+
+uint32_t kv_recall(struct kv_pool *pool, const struct kv_session *asking)
+{
+	int64_t now = kv_now();
+	uint32_t n = 0;
+	bool ordered;
+
+	for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++) {
+		struct kv_session *s = pool->slots[i];
+
+		if (s && s != asking && may_recall(s, now)) {
+			kv_store_seq(&s->shm->recall, 1);
+			s->recalling = true;
+			n++;
+		}
+	}
+	if (!n)
+		return 0;
+	ordered = !syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
+	n = 0;
+	for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++) {
+		struct kv_session *s = pool->slots[i];
+
+		if (!s || !s->recalling)
+			continue;
+		s->recalling = false;
+		if ((ordered || kv_load_relaxed(&s->shm->fenced)) && !kv_load_seq(&s->shm->busy))
+			n += take_back(s);
+		kv_store_release(&s->shm->recall, 0);
+	}
+	pool->n_recalled += n;
+	return n;
+}
+
+/* ---- pressure ---- */
+
+/* Blocks that a session keeps from others. */
+static uint32_t in_use(const struct kv_session *s, const uint32_t *held)
+{
+	return s->pool->books.n_leased_by[s->slot] - kv_idle(s) + held[s->slot];
+}
+
+static void withdraw(struct kv_session *s)
+{
+	s->pressure_blocks = 0;
+	kv_store_release(&s->shm->pressure_blocks, 0);
+}
+
+static void notify(struct kv_session *s, uint32_t n, uint32_t used)
+{
+	s->pressure_blocks = n;
+	s->pressure_target = used - n;
+	s->pressure_deadline = kv_now() + PRESSURE_WAIT;
+	kv_store_relaxed(&s->shm->pressure_blocks, n);
+	kv_store_relaxed(&s->shm->pressure_deadline, s->pressure_deadline);
+	/* Pairs with the load in kv_pool_pressure(). */
+	kv_store_release(&s->shm->pressure, s->shm->pressure + 1);
+	kv_log(KV_LOG_DEBUG, "session %llu of '%s': asked for %u of %u blocks",
+	       (unsigned long long)s->id, s->pool->name, n, used);
+}
+
+/* Notices to those of @pool that have more than their part; @wanted: bytes that somebody waits for. */
+static void press_pool(struct kv_pool *pool, uint64_t wanted)
+{
+	uint64_t bytes = pool->share_extents * pool->daemon->extents.bytes;
+	uint32_t held[KV_MAX_SESSIONS] = { 0 };
+	uint64_t due, blocks = wanted / pool->block_bytes + 1;
+
+	if (!pool->n_sessions)
+		return;
+	bytes = bytes < pool->max_bytes ? bytes : pool->max_bytes;
+	due = bytes / pool->block_bytes / pool->n_sessions;
+	kv_books_count(&pool->books, NULL, held);
+	for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++) {
+		struct kv_session *s = pool->slots[i];
+		uint64_t used = s && s->peer->fd >= 0 ? in_use(s, held) : 0;
+
+		if (s && s->pressure_blocks && used <= s->pressure_target)
+			withdraw(s);
+		if (used <= due || s->pressure_blocks)
+			continue;
+		notify(s, (uint32_t)(used - due < blocks ? used - due : blocks), (uint32_t)used);
+	}
+}
+
+void kv_pressure_put(struct kv_pool *needy)
+{
+	struct kv_daemon *d = needy->daemon;
+	int64_t now = kv_now();
+	uint64_t wanted = (uint64_t)kv_capacity_lacking(needy, needy->wanted_blocks) *
+			  d->extents.bytes;
+
+	if (now - needy->pressed_ns < PRESSURE_PAUSE)
+		return;
+	needy->pressed_ns = now;
+	kv_shares_update(d, needy->gpu_mask);
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
+
+		/* A pool's own requests press its own sessions: it may be at its maximum. */
+		if (pool == needy || (pool->gpu_mask & needy->gpu_mask &&
+				      pool->n_extents > pool->share_extents))
+			press_pool(pool, wanted);
+	}
+}
+
+void kv_pressure_end(struct kv_daemon *d)
+{
+	for (struct kv_link *l = d->peers.next; l != &d->peers; l = l->next) {
+		struct kv_peer *peer = kv_container_of(l, struct kv_peer, link);
+
+		if (peer->session && peer->session->pressure_blocks)
+			withdraw(peer->session);
+	}
+}
+
+bool kv_pressure_refuses(struct kv_session *s)
+{
+	uint32_t held[KV_MAX_SESSIONS] = { 0 };
+
+	if (!s->pressure_blocks || kv_now() < s->pressure_deadline)
+		return false;
+	kv_books_count(&s->pool->books, NULL, held);
+	if (in_use(s, held) > s->pressure_target)
+		return true;
+	withdraw(s);
+	return false;
+}
