@@ -15,7 +15,7 @@
 #include "include/internal/ring.h"
 #include "include/internal/socket.h"
 
-/* Who was granted blocks so lately may be on the way to take them. */
+/* Who was granted blocks so lately may be on the way to take them, and would have to ask again. */
 #define GRANT_GRACE (10 * KV_MSEC)
 /* How long a session has to answer a notice, and how often notices are worked out. */
 #define PRESSURE_WAIT  KV_SEC
@@ -31,7 +31,9 @@ uint32_t kv_idle(const struct kv_session *s)
 
 static bool may_recall(const struct kv_session *s, int64_t now)
 {
-	return s->peer->fd >= 0 && now - s->granted_ns > GRANT_GRACE && kv_idle(s);
+	bool over = s->pool->books.n_total - s->pool->books.n_free > s->pool->max_blocks;
+
+	return s->peer->fd >= 0 && (over || now - s->granted_ns > GRANT_GRACE) && kv_idle(s);
 }
 
 static bool give(struct kv_session *s, int32_t id)
@@ -134,7 +136,7 @@ static void press_pool(struct kv_pool *pool, uint64_t wanted)
 {
 	uint64_t bytes = pool->share_extents * pool->daemon->extents.bytes;
 	uint32_t held[KV_MAX_SESSIONS] = { 0 };
-	uint64_t due, blocks = wanted / pool->block_bytes + 1;
+	uint64_t due, blocks = (wanted + pool->block_bytes - 1) / pool->block_bytes;
 
 	if (!pool->n_sessions)
 		return;
@@ -157,8 +159,7 @@ void kv_pressure_put(struct kv_pool *needy)
 {
 	struct kv_daemon *d = needy->daemon;
 	int64_t now = kv_now();
-	uint64_t wanted = (uint64_t)kv_capacity_lacking(needy, needy->wanted_blocks) *
-			  d->extents.bytes;
+	uint64_t wanted = needy->wanted_blocks * needy->block_bytes;
 
 	if (now - needy->pressed_ns < PRESSURE_PAUSE)
 		return;

@@ -54,30 +54,6 @@ static void free_plan(struct kv_plan **plan)
 	kv_plan_free(*plan);
 }
 
-/* "100G": bytes, in steps of 1024. */
-static int parse_size(const char *text, uint64_t *ret)
-{
-	static const char units[] = "KMGT";
-	char *end;
-	uint64_t n;
-
-	errno = 0;
-	n = strtoull(text, &end, 10);
-	if (end == text || errno || *text == '-')
-		return -EINVAL;
-	if (*end) {
-		const char *unit = strchr(units, *end & ~0x20);
-
-		if (!unit || (end[1] && strcmp(end + 1, "iB") && strcmp(end + 1, "B")))
-			return -EINVAL;
-		for (const char *u = units; u <= unit; u++)
-			if (__builtin_mul_overflow(n, (uint64_t)1024, &n))
-				return -EINVAL;
-	}
-	*ret = n;
-	return 0;
-}
-
 static int parse_count(const char *text, uint32_t *ret)
 {
 	uint64_t n;
@@ -100,9 +76,9 @@ static int parse_model(struct kv_ctl *ctl, const char *text, struct one *m)
 	strtok_r(m->path, ",", &rest);
 	while (!r && (item = strtok_r(NULL, ",", &rest))) {
 		if (!strncmp(item, "min=", 4))
-			r = parse_size(item + 4, &m->share.min_bytes);
+			r = kv_ctl_size(item + 4, &m->share.min_bytes);
 		else if (!strncmp(item, "max=", 4))
-			r = parse_size(item + 4, &m->share.max_bytes);
+			r = kv_ctl_size(item + 4, &m->share.max_bytes);
 		else if (!strncmp(item, "weight=", 7))
 			r = parse_count(item + 7, &m->share.weight);
 		else
@@ -145,7 +121,7 @@ static int take_option(struct kv_ctl *ctl, struct asked *a, int c, const char *a
 		name = o->val == c ? o->name : name;
 	switch (c) {
 	case 'b':
-		if (parse_size(arg, &a->options.budget_bytes))
+		if (kv_ctl_size(arg, &a->options.budget_bytes))
 			return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
 					     "plan: --budget: '%s' given, a size is needed", arg);
 		return KV_EXIT_DONE;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvctl pool list | show NAME | drop NAME | epoch NAME */
+/* kvctl pool list | show NAME | set NAME | drop NAME | epoch NAME */
+#include <getopt.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,6 +138,103 @@ int kv_cmd_pool_show(struct kv_ctl *ctl, int argc, char **argv)
 	if (status)
 		return status;
 	show_pool(&ctl->emit, pool, sessions, n_sessions);
+	return KV_EXIT_DONE;
+}
+
+static const struct option limit_options[] = {
+	{"min", required_argument, NULL, 'm'},	  {"max", required_argument, NULL, 'M'},
+	{"weight", required_argument, NULL, 'w'}, {"revision", required_argument, NULL, 'r'},
+	{"json", no_argument, NULL, 'j'},	  {NULL},
+};
+
+static int take_limit(struct kv_pool_limits *l, int c, const char *text)
+{
+	uint64_t n;
+	int r = 0;
+
+	switch (c) {
+	case 'm':
+		l->change |= KV_LIMIT_MIN;
+		return kv_ctl_size(text, &l->min_bytes);
+	case 'M':
+		l->change |= KV_LIMIT_MAX;
+		return kv_ctl_size(text, &l->max_bytes);
+	case 'w':
+		r = kv_ctl_u64(text, &n);
+		if (r || n < 1 || n > KV_WEIGHT_MAX)
+			return -EINVAL;
+		l->change |= KV_LIMIT_WEIGHT;
+		l->weight = (uint32_t)n;
+		return 0;
+	case 'r':
+		return kv_ctl_u64(text, &l->revision);
+	}
+	return 0; /* --json: it was looked for first */
+}
+
+static void show_limits(struct kv_emit *e, const struct kv_pool_stats *pool)
+{
+	kv_emit_open(e, NULL, '{');
+	kv_emit_text(e, "name", pool->name);
+	kv_emit_number(e, "limits_revision", pool->limits_revision);
+	kv_emit_number(e, "min_bytes", pool->min_bytes);
+	kv_emit_number(e, "max_bytes", pool->max_bytes);
+	kv_emit_number(e, "weight", pool->weight);
+	kv_emit_number(e, "share_bytes", pool->share_bytes);
+	kv_emit_number(e, "extent_bytes", pool->extent_bytes);
+	kv_emit_close(e);
+	kv_emit_line(e,
+		     "'%s': min %s, max %s, weight %" PRIu64 ": a share of %s; it has %s "
+		     "(revision %" PRIu64 ")",
+		     pool->name, kv_words_bytes(pool->min_bytes).text,
+		     kv_words_bytes(pool->max_bytes).text, pool->weight,
+		     kv_words_bytes(pool->share_bytes).text,
+		     kv_words_bytes(pool->extent_bytes).text, pool->limits_revision);
+}
+
+int kv_cmd_pool_set(struct kv_ctl *ctl, int argc, char **argv)
+{
+	KV_OPTIONS(kv_pool_limits, limits);
+	kv_cleanup(kv_freep) struct kv_pool_stats *pools = NULL;
+	const struct kv_pool_stats *pool;
+	const char *name = NULL;
+	int c, status, r;
+	size_t n;
+
+	optind = 0;
+	opterr = 0;
+	while ((c = getopt_long(argc, argv, "-:j", limit_options, NULL)) != -1) {
+		if (c == ':')
+			return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "option '%s' needs a value",
+					     argv[optind - 1]);
+		if (c == '?' || (c == 1 && name))
+			return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
+					     "'%s': kvctl pool set NAME [--min SIZE] [--max SIZE] "
+					     "[--weight N] [--revision N]",
+					     argv[optind - 1]);
+		if (c == 1)
+			name = optarg;
+		else if (take_limit(&limits, c, optarg) < 0)
+			return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
+					     "'%s' given; a size like 4G, 1 to %u for --weight, a "
+					     "number for --revision",
+					     optarg, KV_WEIGHT_MAX);
+	}
+	if (!name || !limits.change)
+		return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
+				     "usage: kvctl pool set NAME [--min SIZE] [--max SIZE] "
+				     "[--weight N] [--revision N]");
+	status = kv_ctl_connect(ctl);
+	if (status)
+		return status;
+	r = kv_pool_set(ctl->client, name, &limits, NULL, kv_ctl_left(ctl));
+	if (r < 0)
+		return kv_ctl_broken(ctl, r);
+	status = kv_ctl_ask(ctl, KV_STAT_POOL, &pools, &n);
+	pool = status ? NULL : find(pools, n, name);
+	if (!pool)
+		return status ? status : kv_ctl_refuse(ctl, KV_EXIT_FAILED, "'%s' has gone", name);
+	show_limits(&ctl->emit, pool);
 	return KV_EXIT_DONE;
 }
 

@@ -37,6 +37,8 @@ static const struct command commands[] = {
 	{"pool", "list", "", "all pools: what they are, hold and hit", kv_cmd_pool_list},
 	{"pool", "show", "NAME", "everything about one pool, and who is attached",
 	 kv_cmd_pool_show},
+	{"pool", "set", "NAME ...", "change its limits: --min SIZE, --max SIZE, --weight N",
+	 kv_cmd_pool_set},
 	{"pool", "drop", "NAME", "evict what nobody holds; without sessions, remove the pool",
 	 kv_cmd_pool_drop},
 	{"pool", "epoch", "NAME", "the weights have changed: nothing cached so far is found any more",
@@ -158,9 +160,41 @@ int kv_ctl_u64(const char *text, uint64_t *ret)
 	return 0;
 }
 
+int kv_ctl_size(const char *text, uint64_t *ret)
+{
+	static const char units[] = "KMGT";
+	char *end;
+	uint64_t n;
+
+	errno = 0;
+	n = strtoull(text, &end, 10);
+	if (end == text || errno || *text == '-')
+		return -EINVAL;
+	if (*end) {
+		const char *unit = strchr(units, *end & ~0x20);
+
+		if (!unit || (end[1] && strcmp(end + 1, "iB") && strcmp(end + 1, "B")))
+			return -EINVAL;
+		for (const char *u = units; u <= unit; u++)
+			if (__builtin_mul_overflow(n, (uint64_t)1024, &n))
+				return -EINVAL;
+	}
+	*ret = n;
+	return 0;
+}
+
 static bool takes_all(const struct command *c)
 {
 	return strstr(c->args, "...");
+}
+
+static bool takes_its_own(const char *object, const char *command)
+{
+	for (const struct command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
+		if (!strcmp(object, c->object) && c->command && !strcmp(command, c->command))
+			return takes_all(c);
+	}
+	return false;
 }
 
 static void count_args(const struct command *c, int *ret_min, int *ret_max)
@@ -369,6 +403,8 @@ static int run(struct kv_ctl *ctl, int argc, char **argv)
 	     c++) {
 		if (strcmp(object, c->object) || takes_all(c))
 			continue;
+		if (argc > 1 && takes_its_own(object, argv[1]))
+			break;
 		status = parse_options(ctl, argc, argv, "", &letter);
 		if (status)
 			return status;

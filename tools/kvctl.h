@@ -49,6 +49,9 @@ int kv_ctl_connect(struct kv_ctl *ctl);
 /* kv_ctl_ask() - kv_stats(), connecting first. Return: as kv_ctl_connect(). */
 int kv_ctl_ask(struct kv_ctl *ctl, enum kv_stat_kind kind, void *ret_items, size_t *ret_n);
 
+/* kv_ctl_size() - "100G": bytes, in steps of 1024. Return: 0 or -EINVAL. */
+int kv_ctl_size(const char *text, uint64_t *ret);
+
 /* kv_ctl_u64() - a decimal number that is all of @text. Return: 0 or -EINVAL. */
 int kv_ctl_u64(const char *text, uint64_t *ret);
 
@@ -61,6 +64,7 @@ int kv_cmd_plan(struct kv_ctl *ctl, int argc, char **argv);
 /* cmd_pool.c */
 int kv_cmd_pool_list(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_show(struct kv_ctl *ctl, int argc, char **argv);
+int kv_cmd_pool_set(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_drop(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_epoch(struct kv_ctl *ctl, int argc, char **argv);
 struct kv_words kv_words_gpus(uint64_t gpu_mask); /* "0-3,5" */

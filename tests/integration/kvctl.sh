@@ -64,7 +64,7 @@ expect_err 'elsewhere.sock'
 
 say "wrong usage: 2, with the nearest command"
 refused 2 "kvctl --help"
-refused 2 "'pool' needs a command: list, show, drop" pool
+refused 2 "'pool' needs a command: list, show, set, drop" pool
 refused 2 "kvctl pool list" pool lst
 refused 2 "kvctl pool list" list pool
 refused 2 "kvctl stats" stat
@@ -166,6 +166,19 @@ both check
 json_is 'x["n_errors"] == 0 and x["n_pools"] == 1 and x["n_blocks"] > 0'
 expect 0 "$kvctl" check
 expect_out '^checked [0-9]+ blocks in 1 pool: books balance$'
+
+say "limits change while it runs, or are refused with numbers"
+both pool set 'pool "a"' --min 16M --weight 3
+json_is 'x["min_bytes"] == 16 << 20 and x["weight"] == 3 and x["max_bytes"] == 256 << 20'
+json_is 'x["limits_revision"] >= 3 and x["share_bytes"] == 256 << 20'
+refused 1 "268435456" pool set 'pool "a"' --min 300M
+refused 1 'nothing' pool set nothing --min 1M
+refused 1 'revision: 1' pool set 'pool "a"' --revision 1 --min 1M
+refused 2 'usage' pool set 'pool "a"'
+refused 2 'weight' pool set 'pool "a"' --weight 0
+refused 2 '4X' pool set 'pool "a"' --min 4X
+expect 0 "$kvctl" pool set --min 0 --weight 1 'pool "a"'
+expect_out 'min 0 B, max 256 MiB, weight 1: a share of 256 MiB'
 
 say "dropping takes what nobody holds"
 { kill -KILL $holder1 && wait $holder1; } 2> /dev/null

@@ -1,0 +1,527 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Limits that change under clients that work and clients that sleep; who gives when memory is short;
+ * waiting in turn; idle leases called back; notices and what becomes of those who don't answer.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/client.h"
+#include "tests/support/process.h"
+
+#define MIB	((uint64_t)1 << 20)
+#define ARENA	(64 * MIB)
+#define MAX_IDS 40000
+#define A_MIB	512 /* blocks of the small layout */
+
+static struct kv_client *client;
+static kv_block_id ids[MAX_IDS], more[MAX_IDS];
+
+static void setup(void)
+{
+	daemon_start("--host", "64M");
+	client = client_new();
+}
+
+static void teardown(void)
+{
+	books_balance(client);
+	kv_disconnect(client);
+	daemon_stop();
+}
+
+static int set(const char *name, uint32_t change, uint64_t min, uint64_t max, uint32_t weight)
+{
+	KV_OPTIONS(kv_pool_limits, limits, .change = change, .min_bytes = min, .max_bytes = max,
+		   .weight = weight);
+
+	return kv_pool_set(client, name, &limits, NULL, TIMEOUT);
+}
+
+static void fill_cache(struct kv_pool *pool, int32_t prompt, uint32_t n_blocks)
+{
+	for (uint32_t n = 0; n < n_blocks; n += 64)
+		kv_seq_free(seq_published(client, pool, prompt++, 64 * BLOCK_TOKENS), NULL);
+}
+
+static uint64_t max_blocks(struct kv_pool *pool)
+{
+	struct kv_pool_info info;
+
+	kv_pool_info(pool, &info);
+	return info.max_blocks;
+}
+
+static int by_id(const void *a, const void *b)
+{
+	return *(const kv_block_id *)a - *(const kv_block_id *)b;
+}
+
+/* ---- limits ---- */
+
+START_TEST(a_maximum_goes_down_and_up_at_once_and_has_a_revision)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 0);
+	uint64_t revision = pool_stats(client, "pool").limits_revision;
+
+	fill_cache(pool, 1, 40 * A_MIB);
+	ck_assert_uint_ge(pool_stats(client, "pool").extent_bytes, 40 * MIB);
+	must(set("pool", KV_LIMIT_MAX, 0, 10 * MIB, 0));
+	ck_assert_uint_eq(pool_stats(client, "pool").limits_revision, revision + 1);
+	ck_assert_uint_le(pool_stats(client, "pool").extent_bytes, 12 * MIB);
+	ck_assert_uint_eq(max_blocks(pool), 10 * A_MIB - 1);
+	ck_assert_int_eq(kv_blocks_take(pool, 10 * A_MIB, ids, TIMEOUT), KV_TOO_LARGE);
+	must(kv_blocks_take(pool, 10 * A_MIB - 1, ids, TIMEOUT));
+	ck_assert_int_eq(kv_blocks_take(pool, 1, more, 0), KV_NO_ROOM);
+	books_balance(client);
+
+	must(set("pool", KV_LIMIT_MAX, 0, 0, 0));
+	ck_assert_uint_eq(pool_stats(client, "pool").max_bytes, ARENA);
+	must(kv_blocks_take(pool, 30 * A_MIB, more, TIMEOUT));
+	must(kv_blocks_give(pool, 30 * A_MIB, more));
+	must(kv_blocks_give(pool, 10 * A_MIB - 1, ids));
+	kv_pool_close(pool);
+}
+END_TEST
+
+START_TEST(what_is_in_use_above_a_lower_maximum_leaves_as_it_is_given_back)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 0);
+
+	must(kv_blocks_take(pool, 30 * A_MIB, ids, TIMEOUT));
+	qsort(ids, 30 * A_MIB, sizeof(*ids), by_id); /* given back, they empty extent after extent */
+	must(set("pool", KV_LIMIT_MAX, 0, 10 * MIB, 0));
+	ck_assert_uint_ge(pool_stats(client, "pool").blocks_leased, 30 * A_MIB);
+	ck_assert_int_eq(kv_blocks_take(pool, 1, more, 0), KV_NO_ROOM);
+	must(kv_blocks_give(pool, 15 * A_MIB, ids));
+	must(kv_ping(client, TIMEOUT));
+	ck_assert_int_eq(kv_blocks_take(pool, 1, more, 0), KV_NO_ROOM);
+	ck_assert_uint_le(pool_stats(client, "pool").extent_bytes, 19 * MIB);
+	must(kv_blocks_give(pool, 14 * A_MIB, ids + 15 * A_MIB));
+	must(kv_ping(client, TIMEOUT));
+	ck_assert_uint_le(pool_stats(client, "pool").extent_bytes, 12 * MIB);
+	must(kv_blocks_take(pool, 8 * A_MIB, more, TIMEOUT));
+	kv_pool_close(pool);
+}
+END_TEST
+
+START_TEST(limits_that_cannot_be_are_refused_and_change_nothing)
+{
+	struct kv_pool *a = pool_new(client, "a", 0), *b = pool_new(client, "b", 0);
+	KV_OPTIONS(kv_pool_limits, stale, .change = KV_LIMIT_WEIGHT, .weight = 2, .revision = 99);
+	struct kv_pool_stats before;
+
+	must(set("a", KV_LIMIT_MIN | KV_LIMIT_WEIGHT, 40 * MIB, 0, 7));
+	before = pool_stats(client, "b");
+	refused(set("b", KV_LIMIT_MIN, 30 * MIB, 0, 0), -ENOMEM, "41943040 of 67108864");
+	refused(set("b", KV_LIMIT_MIN | KV_LIMIT_MAX, 5 * MIB, 4 * MIB, 0), -EINVAL, "min_bytes");
+	refused(set("b", KV_LIMIT_MAX, 0, BLOCK_BYTES, 0), -EINVAL, "max_bytes: 2048");
+	refused(set("b", KV_LIMIT_WEIGHT, 0, 0, 0), -EINVAL, "weight: 0");
+	refused(set("b", KV_LIMIT_WEIGHT, 0, 0, KV_WEIGHT_MAX + 1), -EINVAL, "10001");
+	refused(set("c", KV_LIMIT_WEIGHT, 0, 0, 1), -ENOENT, "'c'");
+	refused(kv_pool_set(client, "b", &stale, NULL, TIMEOUT), -ESTALE, "revision: 99");
+	ck_assert_uint_eq(pool_stats(client, "b").limits_revision, before.limits_revision);
+	ck_assert_uint_eq(pool_stats(client, "b").max_bytes, before.max_bytes);
+	ck_assert_uint_eq(pool_stats(client, "a").weight, 7);
+	/* What others have been promised can never be had: that is said at once, not waited for. */
+	ck_assert_int_eq(kv_blocks_take(b, 30 * A_MIB, ids, TIMEOUT), KV_TOO_LARGE);
+	must(kv_blocks_take(b, 20 * A_MIB, ids, TIMEOUT));
+	kv_pool_close(a);
+	kv_pool_close(b);
+}
+END_TEST
+
+/* D17. */
+START_TEST(what_never_fits_is_refused_at_once_and_keeps_nobody_waiting)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 4790);
+	int64_t start = now_ns();
+
+	ck_assert_int_eq(kv_blocks_take(pool, 6250, ids, TIMEOUT), KV_TOO_LARGE);
+	must(kv_blocks_take(pool, 100, ids, TIMEOUT));
+	expect(now_ns() - start < 2000 * KV_MSEC, "it took %lld ms",
+	       (long long)((now_ns() - start) / KV_MSEC));
+	ck_assert_uint_eq(pool_stats(client, "pool").no_room_total, 0);
+	kv_pool_close(pool);
+}
+END_TEST
+
+/* ---- weights ---- */
+
+START_TEST(pools_above_their_share_give_first)
+{
+	struct kv_pool *light = pool_new(client, "light", 0), *heavy = pool_new(client, "heavy", 0);
+	struct kv_pool *third;
+	struct kv_pool_stats s;
+
+	must(set("light", KV_LIMIT_WEIGHT, 0, 0, 1));
+	must(set("heavy", KV_LIMIT_WEIGHT, 0, 0, 3));
+	fill_cache(heavy, 1, 30 * A_MIB);
+	fill_cache(light, 1, 28 * A_MIB);
+	third = pool_new(client, "third", 0);
+	must(set("third", KV_LIMIT_WEIGHT, 0, 0, 2));
+	/* Shares of 64 MiB: a sixth, a half, a third. Only "light" is above its own. */
+	s = pool_stats(client, "light");
+	ck_assert_uint_ge(s.share_bytes, 8 * MIB);
+	ck_assert_uint_le(s.share_bytes, 12 * MIB);
+	must(kv_blocks_take(third, 14 * A_MIB, ids, TIMEOUT));
+	ck_assert_uint_ge(pool_stats(client, "heavy").blocks_cached, 29 * A_MIB);
+	ck_assert_uint_le(pool_stats(client, "light").blocks_cached, 20 * A_MIB);
+	books_balance(client);
+	kv_pool_close(light);
+	kv_pool_close(heavy);
+	kv_pool_close(third);
+}
+END_TEST
+
+START_TEST(of_two_caches_the_one_that_nobody_uses_gives)
+{
+	struct kv_pool *used = pool_new(client, "used", 0), *asleep = pool_new(client, "asleep", 0);
+	struct kv_pool *wants = pool_new(client, "wants", 0);
+
+	/* Neither is above its share. */
+	must(set("used", KV_LIMIT_WEIGHT, 0, 0, 100));
+	must(set("asleep", KV_LIMIT_WEIGHT, 0, 0, 100));
+	fill_cache(asleep, 1, 28 * A_MIB);
+	fill_cache(used, 1, 28 * A_MIB);
+	for (int round = 0; round < 12; round++) {
+		sleep_ms(30);
+		for (int32_t i = 0; i < 28 * 8; i++)
+			hit_of(used, 1 + i, 64 * BLOCK_TOKENS + 1);
+		must(kv_ping(client, TIMEOUT));
+	}
+	must(kv_blocks_take(wants, 16 * A_MIB, ids, TIMEOUT));
+	ck_assert_uint_ge(pool_stats(client, "used").blocks_cached,
+			  pool_stats(client, "asleep").blocks_cached + 6 * A_MIB);
+	kv_pool_close(used);
+	kv_pool_close(asleep);
+	kv_pool_close(wants);
+}
+END_TEST
+
+/* ---- idle leases ---- */
+
+static void keeps_a_magazine(struct process *self, void *arg)
+{
+	struct kv_client *own = client_new();
+	struct kv_pool *pool = pool_new(own, "pool", 0);
+	kv_block_id some[200];
+
+	(void)arg;
+	/* Until the daemon has filled its magazine. */
+	for (int i = 0; i < 20; i++) {
+		must(kv_blocks_take(pool, 120, some, TIMEOUT));
+		must(kv_blocks_give(pool, 120, some));
+	}
+	process_say(self, 0);
+	process_wait(self); /* sleeps: it calls nothing */
+	for (int i = 0; i < 20; i++) {
+		must(kv_blocks_take(pool, 10, some, TIMEOUT));
+		must(kv_blocks_give(pool, 10, some));
+	}
+	process_say(self, 0);
+	process_wait(self);
+	kv_pool_close(pool);
+	kv_disconnect(own);
+}
+
+START_TEST(a_client_that_sleeps_keeps_no_idle_lease_from_others_even_without_a_timeout)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 4096);
+	struct process *sleeper = process_start(keeps_a_magazine, NULL);
+	struct kv_session_stats s;
+
+	process_hear(sleeper);
+	ck_assert(session_stats(client, sleeper->pid, &s));
+	ck_assert_uint_gt(s.blocks_idle, 0);
+	sleep_ms(20); /* leases of this very moment are left alone */
+	must(kv_blocks_take(pool, 4096, ids, 0));
+	ck_assert(session_stats(client, sleeper->pid, &s));
+	ck_assert_uint_eq(s.blocks_leased, 0);
+	books_balance(client);
+	must(kv_blocks_give(pool, 4096, ids));
+	must(kv_ping(client, TIMEOUT));
+	process_go(sleeper);
+	process_hear(sleeper);
+	books_balance(client);
+	process_go(sleeper);
+	process_end(sleeper);
+	kv_pool_close(pool);
+}
+END_TEST
+
+/* Two that take all they can get from each other, as fast as they can: no block is ever two's. */
+static void takes_and_gives(struct process *self, void *arg)
+{
+	struct kv_client *own = client_new();
+	struct kv_pool *pool = pool_new_mapped(own, "pool", 0);
+	int mark = 1 + (int)(intptr_t)arg;
+	kv_block_id some[300];
+	int64_t end = now_ns() + 700 * KV_MSEC;
+	uint64_t n = 0;
+
+	while (now_ns() < end) {
+		uint32_t want = 1 + (uint32_t)(n * 7919 % 290);
+		int r = kv_blocks_take(pool, want, some, (n % 3) * KV_MSEC);
+
+		if (r == KV_NO_ROOM)
+			continue;
+		ck_assert_int_eq(r, 0);
+		for (uint32_t i = 0; i < want; i++)
+			block_at(pool, some[i])[8 * mark] = (unsigned char)mark;
+		for (uint32_t i = 0; i < want; i++) {
+			for (int other = 1; other <= 3; other++)
+				expect(block_at(pool, some[i])[8 * other] ==
+					       (other == mark ? mark : 0),
+				       "block %d is used by two", some[i]);
+			block_at(pool, some[i])[8 * mark] = 0;
+		}
+		must(kv_blocks_give(pool, want, some));
+		n++;
+	}
+	process_say(self, (int64_t)n);
+	kv_pool_close(pool);
+	kv_disconnect(own);
+}
+
+START_TEST(calling_leases_back_from_clients_at_work_never_gives_a_block_to_two)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 400);
+	struct process *others[3];
+
+	for (intptr_t i = 0; i < 3; i++)
+		others[i] = process_start(takes_and_gives, (void *)i);
+	for (int i = 0; i < 3; i++) {
+		ck_assert_int_gt(process_hear(others[i]), 0);
+		process_end(others[i]);
+	}
+	books_balance(client);
+	kv_pool_close(pool);
+}
+END_TEST
+
+/* ---- waiting in turn ---- */
+
+static void waits_for(struct process *self, void *arg)
+{
+	uint32_t n = (uint32_t)(intptr_t)arg;
+	struct kv_client *own = client_new();
+	struct kv_pool *pool = pool_new(own, "pool", 0);
+	kv_block_id *some = calloc(n, sizeof(*some));
+
+	process_say(self, 0);
+	must(kv_blocks_take(pool, n, some, TIMEOUT));
+	process_say(self, now_ns());
+	process_wait(self);
+	must(kv_blocks_give(pool, n, some));
+	free(some);
+	kv_pool_close(pool);
+	kv_disconnect(own);
+}
+
+START_TEST(a_large_request_is_not_starved_by_small_ones_and_nothing_passes_those_who_wait)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 1000);
+	struct process *large, *small;
+	int64_t first;
+
+	must(kv_blocks_take(pool, 1000, ids, TIMEOUT));
+	large = process_start(waits_for, (void *)(intptr_t)900);
+	process_hear(large);
+	wait_until(pool_stats(client, "pool").waiting == 1);
+	small = process_start(waits_for, (void *)(intptr_t)50);
+	process_hear(small);
+	wait_until(pool_stats(client, "pool").waiting == 2);
+	/* Enough for the small one and for us: but the large one was there before. */
+	must(kv_blocks_give(pool, 500, ids));
+	must(kv_ping(client, TIMEOUT));
+	ck_assert_int_eq(kv_blocks_take(pool, 10, more, 0), KV_NO_ROOM);
+	sleep_ms(50);
+	ck_assert_uint_eq(pool_stats(client, "pool").waiting, 2);
+	must(kv_blocks_give(pool, 450, ids + 500));
+	must(kv_ping(client, TIMEOUT));
+	first = process_hear(large);
+	ck_assert_int_le(first, process_hear(small));
+	process_go(large);
+	process_go(small);
+	process_end(large);
+	process_end(small);
+	books_balance(client);
+	kv_pool_close(pool);
+}
+END_TEST
+
+static void lets_go_later(struct process *self, void *arg)
+{
+	struct kv_client *own = client_new();
+	struct kv_pool *pool = pool_new(own, "pool", 0);
+	struct kv_seq *seq = seq_published(own, pool, 1, 64 * BLOCK_TOKENS);
+
+	(void)arg;
+	process_say(self, 0);
+	process_wait(self);
+	kv_seq_free(seq, NULL);
+	process_say(self, now_ns());
+	process_wait(self);
+	kv_pool_close(pool);
+	kv_disconnect(own);
+}
+
+START_TEST(who_waits_is_served_when_a_cached_block_is_let_go)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 64);
+	struct process *holder = process_start(lets_go_later, NULL), *waiter;
+	int64_t let_go, served;
+
+	process_hear(holder);
+	waiter = process_start(waits_for, (void *)(intptr_t)60);
+	process_hear(waiter);
+	wait_until(pool_stats(client, "pool").waiting == 1);
+	sleep_ms(150); /* the timer has backed off by now */
+	process_go(holder);
+	let_go = process_hear(holder);
+	served = process_hear(waiter);
+	expect(served - let_go < 1000 * KV_MSEC, "served %lld ms later",
+	       (long long)((served - let_go) / KV_MSEC));
+	process_go(waiter);
+	process_go(holder);
+	process_end(waiter);
+	process_end(holder);
+	kv_pool_close(pool);
+}
+END_TEST
+
+/* ---- pressure ---- */
+
+struct greedy {
+	bool answers;
+};
+
+static void holds_most(struct process *self, void *arg)
+{
+	const struct greedy *how = arg;
+	struct kv_client *own = client_new();
+	struct kv_pool *pool = pool_new(own, "pool", 0);
+	struct kv_pressure p = {0};
+	kv_block_id some[900], one;
+	int r;
+
+	must(kv_blocks_take(pool, 900, some, TIMEOUT));
+	ck_assert_int_eq(kv_pool_pressure(pool, &p), 0);
+	process_say(self, 0);
+	wait_until(kv_pool_pressure(pool, &p) == 1);
+	ck_assert_uint_gt(p.n_blocks, 0);
+	ck_assert_uint_le(p.n_blocks, 400);
+	ck_assert_int_gt(p.deadline_ns, now_ns() - 1000 * KV_MSEC);
+	if (how->answers) {
+		must(kv_blocks_give(pool, p.n_blocks, some));
+		wait_until(kv_pool_pressure(pool, &p) == 0);
+		process_say(self, 0);
+	} else {
+		while (now_ns() < p.deadline_ns + 20 * KV_MSEC)
+			sleep_ms(5);
+		r = kv_blocks_take(pool, 1, &one, 200 * KV_MSEC);
+		ck_assert_int_eq(r, KV_NO_ROOM);
+		process_say(self, now_ns());
+	}
+	process_wait(self);
+	kv_pool_close(pool);
+	kv_disconnect(own);
+}
+
+START_TEST(who_has_more_than_its_share_is_asked_and_gets_no_more_if_it_does_not_answer)
+{
+	struct greedy how = {.answers = _i};
+	struct kv_pool *pool = pool_new(client, "pool", 1000);
+	struct process *greedy = process_start(holds_most, &how), *needy;
+
+	process_hear(greedy);
+	needy = process_start(waits_for, (void *)(intptr_t)400);
+	process_hear(needy);
+	process_hear(greedy);
+	if (how.answers) {
+		process_hear(needy);
+		process_go(needy);
+		process_end(needy);
+	} else {
+		ck_assert_uint_eq(pool_stats(client, "pool").waiting, 1); /* what is in use stays */
+		process_kill(needy);
+	}
+	process_go(greedy);
+	process_end(greedy);
+	books_balance(client);
+	kv_pool_close(pool);
+}
+END_TEST
+
+/* ---- an idle daemon ---- */
+
+static uint64_t cpu_ns(void)
+{
+	unsigned long long ns = 0;
+	char path[64];
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%llu/schedstat",
+		 (unsigned long long)daemon_stats(client).pid);
+	f = fopen(path, "r");
+	ck_assert_ptr_nonnull(f);
+	ck_assert_int_eq(fscanf(f, "%llu", &ns), 1);
+	fclose(f);
+	return ns;
+}
+
+START_TEST(a_daemon_with_nothing_to_do_uses_no_cpu)
+{
+	struct kv_pool *a = pool_new(client, "a", 0), *b = pool_new(client, "b", 0);
+	uint64_t before, after;
+
+	fill_cache(a, 1, 20 * A_MIB);
+	fill_cache(b, 1, 20 * A_MIB);
+	sleep_ms(100);
+	before = cpu_ns();
+	sleep_ms(2000);
+	after = cpu_ns();
+	/* The question itself is all: a loop that polled once a millisecond would take 10 ms. */
+	expect(after - before < 3000000, "%llu us in 2 s",
+	       (unsigned long long)((after - before) / 1000));
+	kv_pool_close(a);
+	kv_pool_close(b);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+	Suite *s = suite_create("client/limits");
+	TCase *tcase = tcase_create("limits");
+
+	tcase_set_timeout(tcase, 60);
+	tcase_add_checked_fixture(tcase, setup, teardown);
+	tcase_add_test(tcase, a_maximum_goes_down_and_up_at_once_and_has_a_revision);
+	tcase_add_test(tcase, what_is_in_use_above_a_lower_maximum_leaves_as_it_is_given_back);
+	tcase_add_test(tcase, limits_that_cannot_be_are_refused_and_change_nothing);
+	tcase_add_test(tcase, what_never_fits_is_refused_at_once_and_keeps_nobody_waiting);
+	tcase_add_test(tcase, pools_above_their_share_give_first);
+	tcase_add_test(tcase, of_two_caches_the_one_that_nobody_uses_gives);
+	tcase_add_test(tcase,
+		       a_client_that_sleeps_keeps_no_idle_lease_from_others_even_without_a_timeout);
+	tcase_add_test(tcase, calling_leases_back_from_clients_at_work_never_gives_a_block_to_two);
+	tcase_add_test(
+		tcase,
+		a_large_request_is_not_starved_by_small_ones_and_nothing_passes_those_who_wait);
+	tcase_add_test(tcase, who_waits_is_served_when_a_cached_block_is_let_go);
+	tcase_add_loop_test(
+		tcase,
+		who_has_more_than_its_share_is_asked_and_gets_no_more_if_it_does_not_answer, 0, 2);
+	tcase_add_test(tcase, a_daemon_with_nothing_to_do_uses_no_cpu);
+	suite_add_tcase(s, tcase);
+	return s;
+}
+
+int main(void)
+{
+	return daemon_run_tests(suite());
+}
