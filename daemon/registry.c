@@ -420,6 +420,8 @@ int kv_pool_adopt(struct kv_daemon *d, struct kv_deposit *deposit, struct kv_poo
 		kv_pool_unload(pool);
 		return r;
 	}
+	/* The page may show what the record had yet to be told. */
+	kv_limits_adopt(pool, &(struct kv_limits){ pool->min_bytes, pool->max_bytes, pool->weight });
 	pool->user = record->made_by ? kv_user_get(d, (uid_t)(record->made_by - 1)) : NULL;
 	if (pool->user)
 		pool->user->n[KV_USER_POOLS]++;

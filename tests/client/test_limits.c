@@ -134,6 +134,25 @@ START_TEST(limits_that_cannot_be_are_refused_and_change_nothing)
 }
 END_TEST
 
+START_TEST(limits_outlive_the_worker)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 0);
+
+	must(set("pool", KV_LIMIT_MAX | KV_LIMIT_MIN | KV_LIMIT_WEIGHT, 4 * MIB, 10 * MIB, 5));
+	daemon_kill_worker();
+	kv_pool_close(pool);
+	kv_disconnect(client);
+	client = client_new();
+	pool = pool_new(client, "pool", 0);
+	ck_assert_uint_eq(pool_stats(client, "pool").max_bytes, 10 * MIB);
+	ck_assert_uint_eq(pool_stats(client, "pool").min_bytes, 4 * MIB);
+	ck_assert_uint_eq(pool_stats(client, "pool").weight, 5);
+	ck_assert_uint_eq(max_blocks(pool), 10 * A_MIB - 1);
+	ck_assert_int_eq(kv_blocks_take(pool, 10 * A_MIB, ids, TIMEOUT), KV_TOO_LARGE);
+	kv_pool_close(pool);
+}
+END_TEST
+
 /* D17. */
 START_TEST(what_never_fits_is_refused_at_once_and_keeps_nobody_waiting)
 {
@@ -503,6 +522,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, a_maximum_goes_down_and_up_at_once_and_has_a_revision);
 	tcase_add_test(tcase, what_is_in_use_above_a_lower_maximum_leaves_as_it_is_given_back);
 	tcase_add_test(tcase, limits_that_cannot_be_are_refused_and_change_nothing);
+	tcase_add_test(tcase, limits_outlive_the_worker);
 	tcase_add_test(tcase, what_never_fits_is_refused_at_once_and_keeps_nobody_waiting);
 	tcase_add_test(tcase, pools_above_their_share_give_first);
 	tcase_add_test(tcase, of_two_caches_the_one_that_nobody_uses_gives);
