@@ -58,10 +58,15 @@ int kv_keeping_begin(struct kv_keeping *k, int fd, int *ret_listen_fd)
 	}
 }
 
-void kv_keeping_end(struct kv_keeping *k)
+void kv_keeping_adopted(struct kv_keeping *k)
 {
 	while (k->found.next && !kv_link_is_alone(&k->found))
 		kv_deposit_free(kv_container_of(k->found.next, struct kv_deposit, link));
+}
+
+void kv_keeping_end(struct kv_keeping *k)
+{
+	kv_keeping_adopted(k);
 	k->fd = kv_close(k->fd);
 }
 

@@ -17,6 +17,7 @@ struct kv_keeping {
 
 /* kv_keeping_begin() - receive all up to START. 0; negative with text */
 int kv_keeping_begin(struct kv_keeping *k, int fd, int *ret_listen_fd);
+void kv_keeping_adopted(struct kv_keeping *k); /* what is still in `found` isn't needed here */
 void kv_keeping_end(struct kv_keeping *k);
 
 /* The descriptors stay the caller's. 0; negative: the keeper is gone, or does not read */

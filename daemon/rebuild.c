@@ -268,6 +268,7 @@ int kv_rebuild(struct kv_daemon *d)
 	if (r < 0)
 		return r;
 	drop_unknown(d);
+	kv_keeping_adopted(&d->keeping);
 	KV_KILLPOINT(worker_rebuilt);
 	/* What clients did meanwhile, and what was under way: before anything is granted. */
 	for (struct kv_link *l = d->peers.next; l != &d->peers; l = l->next) {

@@ -292,6 +292,8 @@ void kv_session_handle_resume(struct kv_peer *peer, const struct kv_msg_resume *
 	kv_peer_free(old);
 	kv_log(KV_LOG_DEBUG, "session %llu: '%s' (pid %d) is back", (unsigned long long)s->id,
 	       peer->name, peer->pid);
+	/* It may have posted without being able to say so. */
+	kv_session_drain(s);
 	kv_wire_init(&reply.head, KV_MSG_OK, sizeof(reply), msg->head.tag);
 	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
 }

@@ -63,6 +63,8 @@ KV_PUBLIC int kv_connect(const struct kv_connect_options *options, struct kv_cli
 		free(client);
 		return r;
 	}
+	client->connection.socket = client->socket;
+	client->connection.name = client->name;
 	client->n_gpus = (int32_t)welcome.n_gpus;
 	memcpy(client->gpus, welcome.gpus, sizeof(client->gpus));
 	*ret = client;

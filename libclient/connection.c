@@ -1,6 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A socket to the daemon, and calls over it.
+ *
+ * When a worker of the daemon dies the connection ends, and is taken up again by the next call or post:
+ * connect, HELLO, and RESUME for a pool's session. The pages are the same, so nothing is mapped
+ * anew. A call waits for the worker that comes, up to its deadline, and is sent again.
+ */
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -8,6 +16,9 @@
 
 #include "include/internal/killpoint.h"
 #include "libclient/internal.h"
+
+/* How often a request is sent: what has ended so many workers is not given to another one. */
+#define TRIES 3
 
 static int connect_to(const char *path, int64_t deadline, int *ret)
 {
@@ -57,6 +68,7 @@ int kv_connection_open(struct kv_connection *c, const char *socket, const char *
 	if (r < 0)
 		goto fail;
 	KV_KILLPOINT(client_greeted);
+	c->boot_nonce = ((const struct kv_msg_welcome *)c->buffer)->boot_nonce;
 	if (ret_welcome)
 		memcpy(ret_welcome, c->buffer, sizeof(*ret_welcome));
 	return 0;
@@ -79,6 +91,11 @@ static int lost(void)
 	return kv_error(-ECONNRESET, "the daemon has closed the connection");
 }
 
+static uint32_t next_tag(struct kv_connection *c)
+{
+	return ++c->tag ? c->tag : ++c->tag;
+}
+
 static int send_request(struct kv_connection *c, struct kv_wire_head *head, int64_t deadline)
 {
 	int r;
@@ -86,7 +103,7 @@ static int send_request(struct kv_connection *c, struct kv_wire_head *head, int6
 	if (c->fd < 0)
 		return lost();
 	*head = (struct kv_wire_head){ KV_WIRE_MAGIC, KV_WIRE_VERSION, head->type, 0, head->size,
-				       ++c->tag ? c->tag : ++c->tag };
+				       next_tag(c) };
 	while ((r = kv_socket_send(c->fd, head, head->size, NULL, 0, 1)) == -EAGAIN) {
 		r = kv_socket_wait(c->fd, POLLOUT, deadline);
 		if (r < 0)
@@ -114,18 +131,16 @@ static void drop_fds(int *fds, uint32_t n)
 		kv_close(fds[--n]);
 }
 
-int kv_connection_call(struct kv_connection *c, void *request, uint16_t type, uint32_t size,
-		       int *fds, uint32_t max_fds, uint32_t *ret_n_fds, int64_t deadline)
+/* The answer with tag @tag. */
+static int receive_answer(struct kv_connection *c, uint32_t tag, uint16_t type, uint32_t size,
+			  int *fds, uint32_t max_fds, uint32_t *ret_n_fds, int64_t deadline)
 {
 	const struct kv_wire_head *answer = (const void *)c->buffer;
 	const struct kv_msg_error *error = (const void *)c->buffer;
 	uint32_t n_fds = 0;
 	int64_t n;
-	int r = send_request(c, request, deadline);
+	int r;
 
-	if (r < 0)
-		return r;
-	KV_KILLPOINT(client_request_sent);
 	for (;;) {
 		r = kv_socket_wait(c->fd, POLLIN, deadline);
 		if (r < 0)
@@ -143,7 +158,7 @@ int kv_connection_call(struct kv_connection *c, void *request, uint16_t type, ui
 			return kv_error(-EPROTO, "what listens there is not kvcached");
 		}
 		/* An answer to a call that was given up is passed over; tag 0 is meant for any call. */
-		if (answer->tag == c->tag || !answer->tag)
+		if (answer->tag == tag || !answer->tag)
 			break;
 		drop_fds(fds, n_fds);
 	}
@@ -168,15 +183,154 @@ int kv_connection_call(struct kv_connection *c, void *request, uint16_t type, ui
 	return 0;
 }
 
+static int call_once(struct kv_connection *c, void *request, uint16_t type, uint32_t size, int *fds,
+		     uint32_t max_fds, uint32_t *ret_n_fds, int64_t deadline)
+{
+	int r = send_request(c, request, deadline);
+
+	if (r < 0)
+		return r;
+	KV_KILLPOINT(client_request_sent);
+	return receive_answer(c, c->tag, type, size, fds, max_fds, ret_n_fds, deadline);
+}
+
+/* ---- when a worker of the daemon has died ---- */
+
+static void hang_up(struct kv_connection *c)
+{
+	c->fd = kv_close(c->fd);
+	c->hello_tag = c->resume_tag = 0;
+}
+
+static int send_now(struct kv_connection *c, struct kv_wire_head *head, uint32_t tag)
+{
+	*head = (struct kv_wire_head){ KV_WIRE_MAGIC, KV_WIRE_VERSION, head->type, 0, head->size, tag };
+	return kv_socket_send(c->fd, head, head->size, NULL, 0, 1);
+}
+
+/*
+ * The first half of taking a connection up again: connects and says all that has to be said, without
+ * waiting. The socket belongs to the keeper: what is sent before another worker runs is kept for
+ * it. 0; -ECONNRESET with a text: there is no daemon any more.
+ */
+static int begin_again(struct kv_connection *c)
+{
+	struct kv_msg_hello hello = { .head = { .type = KV_MSG_HELLO, .size = sizeof(hello) } };
+	char why[KV_ERROR_BYTES];
+	int r = connect_to(c->socket, 0, &c->fd);
+
+	if (r == -ETIMEDOUT) /* more clients connect than fit its queue: later */
+		return -EAGAIN;
+	if (r < 0) {
+		snprintf(why, sizeof(why), "%s", kv_error_text());
+		return kv_error(-ECONNRESET, "the daemon has closed the connection; %s", why);
+	}
+	strncpy(hello.name, c->name, sizeof(hello.name) - 1);
+	strncpy(hello.version, kv_version(), sizeof(hello.version) - 1);
+	c->hello_tag = next_tag(c);
+	r = send_now(c, &hello.head, c->hello_tag);
+	if (!r && c->resume.head.type) {
+		c->resume_tag = next_tag(c);
+		r = send_now(c, &c->resume.head, c->resume_tag);
+	}
+	if (r < 0) {
+		hang_up(c);
+		return -EAGAIN;
+	}
+	return 0;
+}
+
+/* The second half: the answers. 0; -EAGAIN: that worker has died as well; else negative with text. */
+static int finish(struct kv_connection *c, int64_t deadline)
+{
+	int r = 0;
+
+	if (c->hello_tag) {
+		r = receive_answer(c, c->hello_tag, KV_MSG_WELCOME, sizeof(struct kv_msg_welcome), NULL,
+				   0, NULL, deadline);
+		if (!r && ((const struct kv_msg_welcome *)c->buffer)->boot_nonce != c->boot_nonce)
+			r = kv_error(-ESTALE, "another daemon was started at '%s': connect anew",
+				     c->socket);
+		if (!r)
+			c->hello_tag = 0;
+	}
+	if (!r && c->resume_tag) {
+		r = receive_answer(c, c->resume_tag, KV_MSG_OK, sizeof(struct kv_msg_plain), NULL, 0,
+				   NULL, deadline);
+		if (!r)
+			c->resume_tag = 0;
+	}
+	if (r == -ECONNRESET)
+		return -EAGAIN;
+	if (r == -ETIMEDOUT)
+		return kv_error(r, "the daemon at '%s' is being restarted, and not back in time", c->socket);
+	/* Refused: there is nothing to come back to. */
+	if (r == -ESTALE || r == -ENOENT) {
+		c->resume.head.type = 0;
+		c->socket = NULL;
+		hang_up(c);
+		return -ECONNRESET;
+	}
+	return r;
+}
+
+/* Makes sure that there is a connection, to the same daemon, with the same session. */
+static int be_connected(struct kv_connection *c, int64_t deadline)
+{
+	while (c->fd < 0 || c->hello_tag || c->resume_tag) {
+		int r = 0;
+
+		if (!c->socket)
+			return lost();
+		if (c->fd < 0)
+			r = begin_again(c);
+		if (!r)
+			r = finish(c, deadline);
+		if (!r)
+			break;
+		if (r != -EAGAIN)
+			return r;
+		hang_up(c);
+		if (kv_now() >= deadline)
+			return kv_error(-ETIMEDOUT, "the daemon at '%s' doesn't accept", c->socket);
+		poll(NULL, 0, 1);
+	}
+	return 0;
+}
+
+int kv_connection_call(struct kv_connection *c, void *request, uint16_t type, uint32_t size,
+		       int *fds, uint32_t max_fds, uint32_t *ret_n_fds, int64_t deadline)
+{
+	for (int tries = 1;; tries++) {
+		int r = be_connected(c, deadline);
+
+		if (!r)
+			r = call_once(c, request, type, size, fds, max_fds, ret_n_fds, deadline);
+		if (r != -ECONNRESET || !c->socket)
+			return r;
+		hang_up(c);
+		if (tries == TRIES)
+			return r;
+	}
+}
+
 int kv_connection_post(struct kv_connection *c, void *request)
 {
 	struct kv_wire_head *head = request;
-	int r;
 
-	if (c->fd < 0)
-		return lost();
-	*head = (struct kv_wire_head){ KV_WIRE_MAGIC, KV_WIRE_VERSION, head->type, 0, head->size, 0 };
-	r = kv_socket_send(c->fd, head, head->size, NULL, 0, 1);
-	KV_KILLPOINT(client_posted);
-	return r == -EAGAIN ? 0 : r == -EPIPE || r == -ECONNRESET ? lost() : r;
+	/* Twice: the second time on a connection to the worker that comes. */
+	for (int tries = 0; tries < 2; tries++) {
+		int r = c->fd < 0 ? (c->socket ? begin_again(c) : lost()) : 0;
+
+		if (r == -EAGAIN)
+			return 0;
+		if (r < 0)
+			return r;
+		r = send_now(c, head, 0);
+		KV_KILLPOINT(client_posted);
+		if (r != -EPIPE && r != -ECONNRESET)
+			return r == -EAGAIN ? 0 : r;
+		hang_up(c);
+	}
+	return c->socket ? 0 : lost();
 }

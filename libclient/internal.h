@@ -41,6 +41,11 @@ struct kv_connection {
 	int fd;
 	uint32_t tag;
 	uint64_t *buffer; /* [KV_WIRE_MAX] bytes: the last answer */
+	/* To take it up again when a worker of the daemon has died. */
+	const char *socket, *name; /* of the kv_client; socket NULL: it isn't */
+	uint64_t boot_nonce;
+	struct kv_msg_resume resume;	 /* of a pool's session; its type is 0 in other connections */
+	uint32_t hello_tag, resume_tag; /* sent, and not answered yet; or 0 */
 };
 
 /* kv_connection_open() - connect and say hello. @ret_welcome may be NULL. */
@@ -54,13 +59,14 @@ void kv_connection_close(struct kv_connection *c);
  * @type:    of the answer that is expected; its least size is @size
  * @fds:     [max_fds] for descriptors that come along, @ret_n_fds how many; or NULL
  *
+ * Sent again to the next worker when one dies, three times at most.
  * Return: 0, the answer is in c->buffer; what the daemon's error says, with its text; -ETIMEDOUT;
- *         -ECONNRESET; -EPROTO.
+ *         -ECONNRESET: there is no daemon any more, or another, or it has no such session; -EPROTO.
  */
 int kv_connection_call(struct kv_connection *c, void *request, uint16_t type, uint32_t size,
 		       int *fds, uint32_t max_fds, uint32_t *ret_n_fds, int64_t deadline);
 
-/* kv_connection_post() - send a message that has no answer; a full socket is no error */
+/* kv_connection_post() - send a message that has no answer; a full socket is no error. Never waits. */
 int kv_connection_post(struct kv_connection *c, void *request);
 
 /* ---- fork.c ---- */

@@ -13,6 +13,8 @@
 #include "libclient/internal.h"
 #include "libclient/pool_source.h"
 
+#define OPEN_TRIES 3
+
 /* Maps what the daemon sent, after a look at its size: a short file would end in a SIGBUS later. */
 static int map_pages(int fd, uint64_t bytes, int protection, const char *what, void **ret)
 {
@@ -141,6 +143,21 @@ static int send_open(struct kv_pool *pool, const struct kv_pool_options *o, int6
 	return r;
 }
 
+/* From here on the session outlives workers of the daemon. */
+static void note_session(struct kv_pool *pool, const struct kv_msg_pool_opened *opened)
+{
+	struct kv_connection *c = &pool->connection;
+
+	c->socket = pool->client->socket;
+	c->name = pool->client->name;
+	c->resume = (struct kv_msg_resume){ .head = { .type = KV_MSG_RESUME, .size = sizeof(c->resume) },
+					    .boot_nonce = c->boot_nonce,
+					    .pool_id = opened->pool_id,
+					    .session_id = opened->session_id,
+					    .token = opened->token,
+					    .slot = opened->slot };
+}
+
 static int fetch_layout(struct kv_pool *pool, int64_t deadline)
 {
 	struct kv_msg_plain ask = { .head = { .type = KV_MSG_POOL_LAYOUT, .size = sizeof(ask) } };
@@ -264,15 +281,54 @@ static void say_goodbye(struct kv_pool *pool)
 			   kv_deadline(0));
 }
 
+static int open_once(struct kv_client *client, const struct kv_pool_options *o, int64_t deadline,
+		     struct kv_pool **ret)
+{
+	struct kv_pool *pool = calloc(1, sizeof(*pool));
+	int fds[3] = { -1, -1, -1 };
+	bool opened;
+	int r;
+
+	if (!pool)
+		return -ENOMEM;
+	pool->client = client;
+	pool->fork_generation = kv_fork_generation;
+	pool->keep_epoch = o->keep_epoch;
+	kv_link_init(&pool->later);
+	r = kv_connection_open(&pool->connection, client->socket, client->name, deadline, NULL);
+	if (!r)
+		r = send_open(pool, o, deadline, fds);
+	opened = !r;
+	if (!r) {
+		note_session(pool, (const void *)pool->connection.buffer);
+		r = map_shared(pool, (const void *)pool->connection.buffer, fds);
+	}
+	for (int i = 0; i < 3; i++)
+		kv_close(fds[i]);
+	if (!r)
+		r = private_arrays(pool);
+	if (!r)
+		r = fetch_layout(pool, deadline);
+	if (!r)
+		r = attach(pool, o, deadline);
+	KV_KILLPOINT(client_attached);
+	if (r < 0) {
+		/* Nothing was done with the session: it need not last until this process ends. */
+		if (opened)
+			say_goodbye(pool);
+		discard(pool);
+		return r;
+	}
+	*ret = pool;
+	return 0;
+}
+
 KV_PUBLIC int kv_pool_open(struct kv_client *client, const struct kv_pool_options *options,
 			   struct kv_pool **ret)
 {
 	kv_cleanup(kv_pool_source_deinit) struct kv_pool_source source = { 0 };
 	struct kv_pool_options o = { 0 };
-	struct kv_pool *pool;
 	int64_t deadline;
-	int fds[3] = { -1, -1, -1 };
-	bool opened;
 	int r = kv_forked(client->fork_generation);
 
 	if (r < 0)
@@ -288,38 +344,14 @@ KV_PUBLIC int kv_pool_open(struct kv_client *client, const struct kv_pool_option
 		if (r < 0)
 			return r;
 	}
-	pool = calloc(1, sizeof(*pool));
-	if (!pool)
-		return -ENOMEM;
 	deadline = kv_deadline(o.timeout);
-	pool->client = client;
-	pool->fork_generation = kv_fork_generation;
-	pool->keep_epoch = o.keep_epoch;
-	kv_link_init(&pool->later);
-	r = kv_connection_open(&pool->connection, client->socket, client->name, deadline, NULL);
-	if (!r)
-		r = send_open(pool, &o, deadline, fds);
-	opened = !r;
-	if (!r)
-		r = map_shared(pool, (const void *)pool->connection.buffer, fds);
-	for (int i = 0; i < 3; i++)
-		kv_close(fds[i]);
-	if (!r)
-		r = private_arrays(pool);
-	if (!r)
-		r = fetch_layout(pool, deadline);
-	if (!r)
-		r = attach(pool, &o, deadline);
-	KV_KILLPOINT(client_attached);
-	if (r < 0) {
-		/* Nothing was done with the session: it need not last until this process ends. */
-		if (opened)
-			say_goodbye(pool);
-		discard(pool);
-		return r;
+	/* What a worker had begun when it died is forgotten: all of it is done anew. */
+	for (int tries = 0; tries < OPEN_TRIES; tries++) {
+		r = open_once(client, &o, deadline, ret);
+		if (r != -ECONNRESET || kv_now() >= deadline)
+			break;
 	}
-	*ret = pool;
-	return 0;
+	return r;
 }
 
 KV_PUBLIC struct kv_pool *kv_pool_close(struct kv_pool *pool)

@@ -368,10 +368,10 @@ static void loses_its_connection(struct process *self, void *arg)
 	cut_connections();
 	process_say(self, 0);
 	process_wait(self);
-	/* It may go on reading and writing what it has; what needs the daemon is refused. */
+	/* It may go on reading and writing what it has; what needs the session is refused. */
 	block_fill(mine, ids[0], 1);
-	refused(kv_blocks_take(mine, N_BLOCKS, ids, TIMEOUT), -ECONNRESET, "");
-	refused(kv_ping(own, TIMEOUT), -ECONNRESET, "");
+	refused(kv_blocks_take(mine, N_BLOCKS, ids, TIMEOUT), -ECONNRESET, "take up again");
+	must(kv_ping(own, TIMEOUT)); /* there is no session in this one: it is simply made anew */
 	kv_pool_close(mine);
 	kv_disconnect(own);
 	process_say(self, 0);
