@@ -19,6 +19,8 @@
 
 /* How often a request is sent: what has ended so many workers is not given to another one. */
 #define TRIES 3
+/* How often a call is hung up on while it says hello. */
+#define HANG_UPS 10
 
 static int connect_to(const char *path, int64_t deadline, int *ret)
 {
@@ -221,6 +223,8 @@ static int begin_again(struct kv_connection *c)
 
 	if (r == -ETIMEDOUT) /* more clients connect than fit its queue: later */
 		return -EAGAIN;
+	if (r == -EMFILE || r == -ENFILE || r == -ENOBUFS || r == -ENOMEM)
+		return r;
 	if (r < 0) {
 		snprintf(why, sizeof(why), "%s", kv_error_text());
 		return kv_error(-ECONNRESET, "the daemon has closed the connection; %s", why);
@@ -277,6 +281,9 @@ static int finish(struct kv_connection *c, int64_t deadline)
 /* Makes sure that there is a connection, to the same daemon, with the same session. */
 static int be_connected(struct kv_connection *c, int64_t deadline)
 {
+	int64_t pause = KV_MSEC;
+	int n = 0;
+
 	while (c->fd < 0 || c->hello_tag || c->resume_tag) {
 		int r = 0;
 
@@ -291,9 +298,11 @@ static int be_connected(struct kv_connection *c, int64_t deadline)
 		if (r != -EAGAIN)
 			return r;
 		hang_up(c);
-		if (kv_now() >= deadline)
-			return kv_error(-ETIMEDOUT, "the daemon at '%s' doesn't accept", c->socket);
-		poll(NULL, 0, 1);
+		if (++n == HANG_UPS || kv_now() >= deadline)
+			return kv_error(-ETIMEDOUT, "the daemon at '%s' hangs up before it answers",
+					c->socket);
+		kv_socket_wait(-1, 0, kv_now() + pause); /* for nothing */
+		pause = pause < 100 * KV_MSEC ? 2 * pause : pause;
 	}
 	return 0;
 }
