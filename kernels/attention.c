@@ -15,6 +15,7 @@
 #include "include/internal/error.h"
 #include "include/internal/public.h"
 #include "kernels/attention.h"
+#include "kernels/cascade.h"
 
 #define MAX_BACKENDS 8 /* of one device */
 
@@ -57,8 +58,9 @@ const struct kv_attn_backend *kv_attn_find(const char *name, int device)
 	return NULL;
 }
 
-void kv_attn_refuse(const struct kv_attn_backend *backend, const struct kv_attention_args *args,
-		    struct kv_refusals *refusals)
+/* In one pass over all keys. */
+static void refuse_pass(const struct kv_attn_backend *backend, const struct kv_attention_args *args,
+			struct kv_refusals *refusals)
 {
 	struct kv_attention_query query;
 
@@ -66,6 +68,21 @@ void kv_attn_refuse(const struct kv_attn_backend *backend, const struct kv_atten
 	kv_attention_refuse(&backend->caps, &query, refusals);
 	if (backend->refuse)
 		backend->refuse(args, refusals);
+}
+
+void kv_attn_refuse(const struct kv_attn_backend *backend, const struct kv_attention_args *args,
+		    struct kv_refusals *refusals)
+{
+	struct kv_attention_args passes[2], resolved;
+
+	if (!kv_cascade_wanted(args)) {
+		refuse_pass(backend, args, refusals);
+		return;
+	}
+	kv_cascade_passes(args, &passes[0], &passes[1]);
+	for (int i = 0; i < 2; i++)
+		if (kv_attention_resolve_sizes(&passes[i], &resolved) == 0)
+			refuse_pass(backend, &resolved, refusals);
 }
 
 /* Whether the environment leaves @backend in. */
@@ -173,6 +190,14 @@ KV_PUBLIC int kv_attention_select(const struct kv_attention_args *args, const ch
 	r = kv_attention_resolve_sizes(args, &resolved);
 	if (r < 0)
 		return r;
+	if (kv_cascade_wanted(&resolved)) {
+		struct kv_attention_args shared, own;
+
+		kv_cascade_passes(&resolved, &shared, &own);
+		r = kv_attention_resolve_sizes(&own, &resolved);
+		if (r < 0)
+			return r;
+	}
 	r = choose(resolved.device, &resolved, &backend);
 	if (r < 0)
 		return r;
@@ -206,6 +231,8 @@ int kv_attention_on(const struct kv_attn_backend *backend, const struct kv_atten
 	r = kv_attention_resolve(args, &resolved);
 	if (r < 0)
 		return r;
+	if (kv_cascade_wanted(&resolved) && resolved.n_tokens)
+		return kv_cascade(backend, &resolved);
 	if (!backend) {
 		r = choose(resolved.device, &resolved, &backend);
 		if (r < 0)
@@ -233,16 +260,11 @@ int kv_copy_blocks_on(const struct kv_attn_backend *backend, const struct kv_cop
 	return args->n_pairs && args->n_views ? backend->copy(args) : 0;
 }
 
-KV_PUBLIC int kv_attention_workspace_bytes(const struct kv_attention_args *args, size_t *ret_bytes)
+/* What the first backend that can run @args in one pass would use of a workspace. */
+static size_t pass_workspace(const struct kv_attention_args *args)
 {
-	struct kv_attention_args a;
-	size_t bytes = 0;
-	int r;
+	struct kv_attention_args a = *args;
 
-	r = kv_attention_resolve_sizes(args, &a);
-	if (r < 0)
-		return r;
-	pthread_once(&once, init);
 	for (int i = 0; kv_attn_backends[i]; i++) {
 		const struct kv_attn_backend *backend = kv_attn_backends[i];
 		struct kv_refusals refusals = {0};
@@ -250,12 +272,31 @@ KV_PUBLIC int kv_attention_workspace_bytes(const struct kv_attention_args *args,
 		if (!allowed(backend, a.device))
 			continue;
 		a.workspace_bytes = backend->workspace_bytes ? backend->workspace_bytes(&a) : 0;
-		a.workspace = ret_bytes; /* some memory: backends look at its size only */
-		kv_attn_refuse(backend, &a, &refusals);
-		if (refusals.bits)
-			continue;
-		bytes = a.workspace_bytes;
-		break;
+		a.workspace = &a; /* some memory: backends look at its size only */
+		refuse_pass(backend, &a, &refusals);
+		if (!refusals.bits)
+			return a.workspace_bytes;
+	}
+	return 0;
+}
+
+KV_PUBLIC int kv_attention_workspace_bytes(const struct kv_attention_args *args, size_t *ret_bytes)
+{
+	struct kv_attention_args a;
+	size_t bytes, more, cascade;
+	int r;
+
+	r = kv_attention_resolve_sizes(args, &a);
+	if (r < 0)
+		return r;
+	pthread_once(&once, init);
+	bytes = pass_workspace(&a);
+	cascade = kv_cascade_bytes(&a);
+	if (cascade) { /* the shared pass has all queries in one sequence */
+		a.max_query_len = a.n_tokens;
+		more = pass_workspace(&a);
+		bytes = bytes > more ? bytes : more;
+		bytes = (bytes / KV_WORKSPACE_ALIGN + 2) * KV_WORKSPACE_ALIGN + cascade;
 	}
 	*ret_bytes = bytes;
 	return 0;

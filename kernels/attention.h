@@ -47,6 +47,19 @@ struct kv_attn_backend {
 	int (*copy)(const struct kv_copy_args *args);
 };
 
+/* Features of a backend that leaves none out but those of another kind of attention. */
+#define KV_ATTN_EVERYTHING                                                                      \
+	(KV_ATTN_BIT(BIDIRECTIONAL) | KV_ATTN_BIT(SINKS) | KV_ATTN_BIT(HEAD_SCALES) |           \
+	 KV_ATTN_BIT(WINDOW) | KV_ATTN_BIT(NON_CAUSAL) | KV_ATTN_BIT(INVARIANT) |               \
+	 KV_ATTN_BIT(CONNECTOR) | KV_ATTN_BIT(DEVICE_LENGTHS) | KV_ATTN_BIT(SOFTCAP) |          \
+	 KV_ATTN_BIT(ALIBI) | KV_ATTN_BIT(TREE) | KV_ATTN_BIT(SEQ_CAUSAL) |                     \
+	 KV_ATTN_BIT(WINDOW_PREFIX) | KV_ATTN_BIT(WINDOW_RIGHT) | KV_ATTN_BIT(ROW_SCALES) |     \
+	 KV_ATTN_BIT(DECODE_CP) | KV_ATTN_BIT(KEY_RANGE) | KV_ATTN_BIT(LSE) |                   \
+	 KV_ATTN_BIT(LSE_WITH_SINK) | KV_ATTN_BIT(STRIDES) | KV_ATTN_BIT(OUT_DTYPE))
+
+#define KV_ATTN_ALL_TYPES \
+	(1u << KV_F32 | 1u << KV_F16 | 1u << KV_BF16 | 1u << KV_F8_E4M3 | 1u << KV_F8_E5M2)
+
 extern const struct kv_attn_backend kv_attn_ref;   /* host: plain loops, the definition of right */
 extern const struct kv_attn_backend kv_attn_cpu;   /* host: vectors and threads */
 extern const struct kv_attn_backend kv_attn_cuda;  /* any head size up to 256 */

@@ -14,11 +14,6 @@
 #include "kernels/simd.h"
 #include "kernels/workers.h"
 
-#define FEATURES                                                                            \
-	(KV_ATTN_BIT(WINDOW) | KV_ATTN_BIT(NON_CAUSAL) | KV_ATTN_BIT(INVARIANT) |           \
-	 KV_ATTN_BIT(CONNECTOR) | KV_ATTN_BIT(DEVICE_LENGTHS) | KV_ATTN_BIT(SOFTCAP) |      \
-	 KV_ATTN_BIT(LSE))
-
 /* Multiply-adds that pay for a thread: about 100 us of one core, 5 times what starting it costs. */
 #define MACS_PER_THREAD 2000000
 
@@ -123,9 +118,9 @@ static int write_tokens(const struct kv_write_args *args)
 const struct kv_attn_backend kv_attn_cpu = {
 	.name = "cpu",
 	.device = KV_DEVICE_HOST,
-	.caps = {.features = FEATURES,
+	.caps = {.features = KV_ATTN_EVERYTHING,
 		 .dtypes = 1u << KV_F32 | 1u << KV_F16 | 1u << KV_BF16,
-		 .kv_dtypes = 1u << KV_F32 | 1u << KV_F16 | 1u << KV_BF16 | 1u << KV_F8_E4M3,
+		 .kv_dtypes = KV_ATTN_ALL_TYPES,
 		 .kinds = 1u << KV_KIND_DECODER | 1u << KV_KIND_ENCODER_ONLY | 1u << KV_KIND_CROSS},
 	.attention = attention,
 	.write = write_tokens,

@@ -2,16 +2,16 @@
 /* The backends of a build with CUDA; backends_host.c is the other one of the pair. */
 #include "kernels/attention.h"
 
-#define FEATURES                                                                                \
+#define SPLIT_FEATURES                                                                                \
 	(KV_ATTN_BIT(WINDOW) | KV_ATTN_BIT(NON_CAUSAL) | KV_ATTN_BIT(CONNECTOR) |               \
 	 KV_ATTN_BIT(DEVICE_LENGTHS) | KV_ATTN_BIT(SOFTCAP) | KV_ATTN_BIT(LSE))
 
 const struct kv_attn_backend kv_attn_cuda = {
 	.name = "cuda",
 	.device = KV_DEVICE_CUDA,
-	.caps = {.features = FEATURES | KV_ATTN_BIT(INVARIANT),
+	.caps = {.features = KV_ATTN_EVERYTHING,
 		 .dtypes = 1u << KV_F32 | 1u << KV_F16 | 1u << KV_BF16,
-		 .kv_dtypes = 1u << KV_F32 | 1u << KV_F16 | 1u << KV_BF16 | 1u << KV_F8_E4M3,
+		 .kv_dtypes = KV_ATTN_ALL_TYPES,
 		 .kinds = 1u << KV_KIND_DECODER | 1u << KV_KIND_ENCODER_ONLY | 1u << KV_KIND_CROSS,
 		 .head_dim_max = 256,
 		 .graph = KV_GRAPH_ALWAYS},
@@ -24,7 +24,7 @@ const struct kv_attn_backend kv_attn_cuda = {
 const struct kv_attn_backend kv_attn_split = {
 	.name = "split",
 	.device = KV_DEVICE_CUDA,
-	.caps = {.features = FEATURES,
+	.caps = {.features = SPLIT_FEATURES,
 		 .dtypes = 1u << KV_F16 | 1u << KV_BF16,
 		 .kv_dtypes = 1u | 1u << KV_F8_E4M3,
 		 .kinds = 1u << KV_KIND_DECODER | 1u << KV_KIND_ENCODER_ONLY | 1u << KV_KIND_CROSS,

@@ -5,9 +5,10 @@
  *	f16   1 sign, 5 exponent (bias 15), 10 mantissa
  *	bf16  1 sign, 8 exponent (bias 127), 7 mantissa: the upper half of an f32
  *	e4m3  1 sign, 4 exponent (bias 7), 3 mantissa; 0x7f is NaN, there is no infinity
+ *	e5m2  1 sign, 5 exponent (bias 15), 2 mantissa: the upper half of an f16
  *
  * Widening is exact. Narrowing rounds to nearest even; NaN stays NaN with its sign. f16 and bf16
- * overflow to infinity, e4m3 saturates at +-448. Only integer operations and single float
+ * overflow to infinity, e4m3 saturates at +-448, e5m2 at +-57344. Only integer operations and single float
  * operations whose result is exact or is the rounding wanted, so all backends store equal bits.
  */
 #ifndef KV_KERNELS_DTYPE_H
@@ -114,6 +115,34 @@ KV_HD static inline uint8_t kv_f32_to_e4m3(float x)
 	return (uint8_t)(sign | ((mag >> 20) - ((127u - 7) << 3)));
 }
 
+KV_HD static inline float kv_e5m2_to_f32(uint8_t c)
+{
+	return kv_f16_to_f32((uint16_t)(c << 8));
+}
+
+KV_HD static inline uint8_t kv_f32_to_e5m2(float x)
+{
+	uint32_t u = kv_f32_bits(x);
+	uint8_t sign = (uint8_t)(u >> 24 & 0x80);
+	uint32_t mag = u & 0x7fffffff;
+
+	if (mag > 0x7f800000)
+		return (uint8_t)(sign | 0x7f);
+	if (mag >= 0x47600000) /* 57344 */
+		return (uint8_t)(sign | 0x7b);
+	if (mag < 0x38800000) /* below 2^-14; the steps of 2^7 are 2^-16, so the sum rounds there */
+		return (uint8_t)(sign | (kv_f32_bits(kv_f32_from_bits(mag) + 0x1p7f) -
+					 kv_f32_bits(0x1p7f)));
+	mag += 0xfffff + (mag >> 21 & 1);
+	return (uint8_t)(sign | ((mag >> 21) - ((127u - 15) << 2)));
+}
+
+/* The largest finite value of an 8-bit type. */
+KV_HD static inline float kv_f8_max(int dtype)
+{
+	return dtype == KV_F8_E5M2 ? 57344.0f : 448.0f;
+}
+
 extern const float kv_e4m3_values[256]; /* host: kv_e4m3_to_f32() of each code */
 
 /* Element @i of an array of @dtype. */
@@ -126,6 +155,8 @@ KV_HD static inline float kv_element_load(const void *p, int64_t i, int dtype)
 		return kv_f16_to_f32(((const uint16_t *)p)[i]);
 	case KV_BF16:
 		return kv_bf16_to_f32(((const uint16_t *)p)[i]);
+	case KV_F8_E5M2:
+		return kv_e5m2_to_f32(((const uint8_t *)p)[i]);
 	default:
 		return kv_e4m3_to_f32(((const uint8_t *)p)[i]);
 	}
@@ -142,6 +173,9 @@ KV_HD static inline void kv_element_store(void *p, int64_t i, int dtype, float x
 		break;
 	case KV_BF16:
 		((uint16_t *)p)[i] = kv_f32_to_bf16(x);
+		break;
+	case KV_F8_E5M2:
+		((uint8_t *)p)[i] = kv_f32_to_e5m2(x);
 		break;
 	default:
 		((uint8_t *)p)[i] = kv_f32_to_e4m3(x);

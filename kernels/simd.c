@@ -18,7 +18,8 @@
  */
 #include "kernels/simd.h"
 #include "kernels/simd_vec.h"
-#include "kernels/view.h"
+#include "kernels/sink.h"
+#include "kernels/visible.h"
 
 #define TILE KV_SIMD_TILE
 #define ROWS 4 /* with 2 vectors each: 8 sums in flight hide the latency of the additions */
@@ -39,10 +40,10 @@ struct scratch {
 	float *x;    /* [ROWS][TILE] scores, then weights */
 };
 
-/* Keys [a, b) of a tile. */
-struct range {
-	int a;
-	int b;
+/* What an item's rows see: the rules, and each row's part of them. */
+struct eyes {
+	struct kv_visibility rules;
+	struct kv_visible row[KV_SIMD_MAX_ROWS];
 };
 
 static int pad(int d)
@@ -90,6 +91,15 @@ static void widen(float *to, const void *from, int dtype, int64_t n)
 		for (; i + LANES <= n; i += LANES)
 			vf_store(to + i, vf_from_bf16(half + i));
 		break;
+	case KV_F8_E5M2:
+		for (; i + LANES <= n; i += LANES) {
+			uint16_t wide[LANES]; /* e5m2 is the upper half of an f16 */
+
+			for (int l = 0; l < LANES; l++)
+				wide[l] = (uint16_t)(((const uint8_t *)from)[i + l] << 8);
+			vf_store(to + i, vf_from_f16(wide));
+		}
+		break;
 	default:
 		for (; i < n; i++)
 			to[i] = kv_e4m3_values[((const uint8_t *)from)[i]];
@@ -132,16 +142,36 @@ static const void *key_row(const struct kv_attention_args *args, const struct kv
 			   item->kv_head);
 }
 
-/* kt[:][j] = K of key tile + j. Columns outside @in keep what they held; no row looks at them. */
-static void stage_k(const struct kv_attention_args *args, const struct kv_simd_item *item,
-		    const struct scratch *s, int64_t tile, struct range in)
+/* to[:] *= the scale of key @j, where each has its own */
+static void scale_row(const struct kv_attention_args *args, const struct kv_view *rows,
+		      const struct kv_simd_item *item, int64_t j, float *to, int n)
 {
-	for (int j = in.a / LANES * LANES; j < in.b; j += LANES) {
-		for (int i = 0; i < LANES; i++)
-			if (j + i >= in.a && j + i < in.b)
-				widen(s->keys + i * s->dk,
-				      key_row(args, &args->k, item, tile + j + i), args->k.dtype,
-				      args->k.head_dim);
+	float scale;
+
+	if (!rows->base)
+		return;
+	memcpy(&scale, key_row(args, rows, item, j), sizeof(scale));
+	for (int d = 0; d < n; d++)
+		to[d] *= scale;
+}
+
+/* kt[:][j] = K of key tile + j, for j in @bits. No row looks at other columns. */
+static void stage_k(const struct kv_attention_args *args, const struct kv_simd_item *item,
+		    const struct scratch *s, int64_t tile, uint32_t bits)
+{
+	for (int j = 0; j < TILE; j += LANES) {
+		if (!(bits >> j & (uint32_t)((UINT64_C(1) << LANES) - 1)))
+			continue;
+		for (int i = 0; i < LANES; i++) {
+			float *to = s->keys + i * s->dk;
+
+			if (!(bits >> (j + i) & 1))
+				continue;
+			widen(to, key_row(args, &args->k, item, tile + j + i), args->k.dtype,
+			      args->k.head_dim);
+			scale_row(args, &args->k_row_scales, item, tile + j + i, to,
+				  args->k.head_dim);
+		}
 		for (int d = 0; d < s->dk; d += LANES) {
 			vf square[LANES];
 
@@ -154,13 +184,18 @@ static void stage_k(const struct kv_attention_args *args, const struct kv_simd_i
 	}
 }
 
-/* v[j][:] = V of key tile + j, for j in @in */
+/* v[j][:] = V of key tile + j, for j in @bits */
 static void stage_v(const struct kv_attention_args *args, const struct kv_simd_item *item,
-		    const struct scratch *s, int64_t tile, struct range in)
+		    const struct scratch *s, int64_t tile, uint32_t bits)
 {
-	for (int j = in.a; j < in.b; j++)
-		widen(s->v + j * s->dv, key_row(args, &args->v, item, tile + j), args->v.dtype,
-		      args->v.head_dim);
+	for (int j = 0; j < TILE; j++) {
+		float *to = s->v + j * s->dv;
+
+		if (!(bits >> j & 1))
+			continue;
+		widen(to, key_row(args, &args->v, item, tile + j), args->v.dtype, args->v.head_dim);
+		scale_row(args, &args->v_row_scales, item, tile + j, to, args->v.head_dim);
+	}
 }
 
 /* x[r][j] = sum over d of q[first + r][d] kt[d][j], for r < n */
@@ -206,10 +241,11 @@ static void score(const struct scratch *s, int first, int head_dim, int n)
 	}
 }
 
-/* out[row + r][:] += sum over j in @in of x[i + r][j] v[j][:], for r < n */
-ALWAYS_INLINE void weigh_n(const struct scratch *s, int row, int i, struct range in, const int n)
+/* out[row + r][:] += sum over j in @bits of x[i + r][j] v[j][:], for r < n */
+ALWAYS_INLINE void weigh_n(const struct scratch *s, int row, int i, uint32_t bits, const int n)
 {
 	const float *x = s->x + i * TILE;
+	int a = bits ? __builtin_ctz(bits) : 0, b = bits ? 32 - __builtin_clz(bits) : 0;
 
 	for (int d = 0; d < s->dv; d += 2 * LANES) {
 		float *out = s->out + row * s->dv + d;
@@ -219,10 +255,12 @@ ALWAYS_INLINE void weigh_n(const struct scratch *s, int row, int i, struct range
 			sum[r][0] = vf_load(out + r * s->dv);
 			sum[r][1] = vf_load(out + r * s->dv + LANES);
 		}
-		for (int j = in.a; j < in.b; j++) {
+		for (int j = a; j < b; j++) {
 			vf v0 = vf_load(s->v + j * s->dv + d);
 			vf v1 = vf_load(s->v + j * s->dv + d + LANES);
 
+			if (!(bits >> j & 1))
+				continue;
 			for (int r = 0; r < n; r++) {
 				vf p = vf_all(x[r * TILE + j]);
 
@@ -237,48 +275,93 @@ ALWAYS_INLINE void weigh_n(const struct scratch *s, int row, int i, struct range
 	}
 }
 
-static void weigh(const struct scratch *s, int row, int i, struct range in, int n)
+static void weigh(const struct scratch *s, int row, int i, uint32_t bits, int n)
 {
 	switch (n) {
 	case 1:
-		weigh_n(s, row, i, in, 1);
+		weigh_n(s, row, i, bits, 1);
 		break;
 	case 2:
-		weigh_n(s, row, i, in, 2);
+		weigh_n(s, row, i, bits, 2);
 		break;
 	case 3:
-		weigh_n(s, row, i, in, 3);
+		weigh_n(s, row, i, bits, 3);
 		break;
 	default:
-		weigh_n(s, row, i, in, ROWS);
+		weigh_n(s, row, i, bits, ROWS);
 	}
+}
+
+/* What the scores of the item's K are multiplied by: of all keys, where they have one scale. */
+static float k_scale(const struct kv_attention_args *args, const struct kv_simd_item *item)
+{
+	if (args->k_row_scales.base)
+		return 1;
+	return args->k_scales ? args->k_scales[item->kv_head] : args->k.scale;
+}
+
+static float v_scale(const struct kv_attention_args *args, const struct kv_simd_item *item)
+{
+	if (args->v_row_scales.base)
+		return 1;
+	return args->v_scales ? args->v_scales[item->kv_head] : args->v.scale;
+}
+
+/* The query head of the item's row @r. */
+static int64_t head_of(const struct kv_attention_args *args, const struct kv_simd_item *item, int r)
+{
+	int64_t group = args->n_heads_q / args->k.n_heads;
+
+	return item->kv_head * group + (item->first + r) % group;
+}
+
+/* x[j] += slope times how far key tile + j lies behind the query */
+static void lean(const struct kv_attention_args *args, const struct kv_simd_item *item,
+		 const struct eyes *eyes, int r, int64_t tile, float *x)
+{
+	float slope = args->alibi_slopes[head_of(args, item, r)];
+	const struct kv_visible *row = &eyes->row[r];
+
+	for (int j = 0; j < TILE; j++)
+		if (tile + j < row->all.hi)
+			x[j] += slope *
+				(float)(kv_visible_position(&eyes->rules, row, tile + j) -
+					row->position);
 }
 
 /*
  * Turns the raw scores x[i][:] of @row into weights relative to the new m, and brings m, l and out
- * to it. Return: the keys that weigh something: @in, or none if all scores are -infinity.
+ * to it. Return: the keys that weigh something: @bits, or none if all scores are -infinity.
  */
-static struct range soften(const struct kv_attention_args *args, const struct scratch *s, int row,
-			   int i, struct range in)
+static uint32_t soften(const struct kv_attention_args *args, const struct kv_simd_item *item,
+		       const struct scratch *s, const struct eyes *eyes, int64_t tile, int row, int i,
+		       uint32_t bits)
 {
-	float scale = args->sm_scale * args->k.scale;
+	float scale = args->sm_scale * k_scale(args, item);
 	float *x = s->x + i * TILE, *out = s->out + row * s->dv;
 	vf tile_max = vf_all(-INFINITY), sum = vf_all(0);
 	vf m, factor;
 
 	for (int j = 0; j < TILE; j += LANES) {
 		vf y = vf_load(x + j) * scale;
-		vi lane = vi_count() + j;
 
 		if (args->softcap > 0)
 			y = vf_tanh(y / args->softcap) * args->softcap;
-		y = vf_select((lane >= in.a) & (lane < in.b), y, vf_all(-INFINITY));
+		vf_store(x + j, y);
+	}
+	if (args->alibi_slopes)
+		lean(args, item, eyes, row, tile, x);
+	for (int j = 0; j < TILE; j += LANES) {
+		vi lane = vi_count() + j;
+		vf y = vf_load(x + j);
+
+		y = vf_select(((vi)(bits - (vu){0}) >> lane & 1) != 0, y, vf_all(-INFINITY));
 		vf_store(x + j, y);
 		tile_max = vf_max(tile_max, y);
 	}
 	m = vf_max(vf_all(s->m[row]), vf_all(vf_reduce_max(tile_max)));
 	if (m[0] == -INFINITY)
-		return (struct range){0, 0};
+		return 0;
 
 	for (int j = 0; j < TILE; j += LANES) {
 		vf p = vf_exp(vf_load(x + j) - m);
@@ -292,91 +375,74 @@ static struct range soften(const struct kv_attention_args *args, const struct sc
 	if (factor[0] != 1)
 		for (int d = 0; d < s->dv; d += LANES)
 			vf_store(out + d, vf_load(out + d) * factor);
-	return in;
+	return bits;
 }
 
-/* @n rows from @row on, over the staged keys; in[r]: what row + r sees of them */
-static void attend_rows(const struct kv_attention_args *args, const struct scratch *s, int row,
-			int n, struct range *in)
+/* @n rows from @row on, over the staged keys; bits[r]: what row + r sees of them */
+static void attend_rows(const struct kv_attention_args *args, const struct kv_simd_item *item,
+			const struct scratch *s, const struct eyes *eyes, int64_t tile, int row,
+			int n, uint32_t *bits)
 {
 	bool same = true;
 
 	score(s, row, args->k.head_dim, n);
 	for (int r = 0; r < n; r++) {
-		if (in[r].a < in[r].b)
-			in[r] = soften(args, s, row + r, r, in[r]);
-		same = same && in[r].a == in[0].a && in[r].b == in[0].b;
+		if (bits[r])
+			bits[r] = soften(args, item, s, eyes, tile, row + r, r, bits[r]);
+		same = same && bits[r] == bits[0];
 	}
 	if (same) {
-		weigh(s, row, 0, in[0], n);
+		weigh(s, row, 0, bits[0], n);
 		return;
 	}
 	for (int r = 0; r < n; r++)
-		weigh(s, row + r, r, in[r], 1);
+		weigh(s, row + r, r, bits[r], 1);
 }
 
-static int64_t min(int64_t a, int64_t b)
+/* Row of q, out and lse of the item's row @r. */
+static int64_t token_of(const struct kv_attention_args *args, const struct kv_simd_item *item, int r)
 {
-	return a < b ? a : b;
-}
-
-static int64_t max(int64_t a, int64_t b)
-{
-	return a > b ? a : b;
-}
-
-/* What a row sees of the tile that starts at @tile. */
-static struct range clip(struct kv_span span, int64_t tile)
-{
-	struct range in = {(int)min(max(span.lo - tile, 0), TILE),
-			   (int)min(max(span.hi - tile, 0), TILE)};
-
-	return in;
-}
-
-/* Row of q and out (and lse), in units of a head, of the item's row @r. */
-static int64_t row_at(const struct kv_attention_args *args, const struct kv_simd_item *item, int r)
-{
-	int64_t group = args->n_heads_q / args->k.n_heads;
-	int64_t t = args->query_start_loc[item->b] + (item->first + r) / group;
-
-	return t * args->n_heads_q + item->kv_head * group + (item->first + r) % group;
+	return args->query_start_loc[item->b] +
+	       (item->first + r) / (args->n_heads_q / args->k.n_heads);
 }
 
 static void finish(const struct kv_attention_args *args, const struct kv_simd_item *item,
 		   const struct scratch *s, int r)
 {
-	int64_t at = row_at(args, item, r);
+	int64_t t = token_of(args, item, r), h = head_of(args, item, r);
+	int64_t at = t * args->out_token_stride + h * args->v.head_dim;
 	float l = s->l[r], *out = s->out + r * s->dv;
-	float factor = l == 0 ? 0 : args->v.scale / l;
+	float lse = l == 0 ? -INFINITY : s->m[r] + logf(l);
+	float factor = l == 0 ? 0 : v_scale(args, item) / l;
 
+	if (args->sinks)
+		factor *= kv_sink_factor(args->sinks[h], lse);
 	for (int d = 0; d < s->dv; d += LANES)
 		vf_store(out + d, vf_load(out + d) * factor);
-	narrow((char *)args->out + at * args->v.head_dim * (int64_t)kv_dtype_bytes(args->dtype),
-	       args->dtype, out, args->v.head_dim);
+	narrow((char *)args->out + at * (int64_t)kv_dtype_bytes(args->out_dtype), args->out_dtype,
+	       out, args->v.head_dim);
 	if (args->lse)
-		args->lse[at] = l == 0 ? -INFINITY : s->m[r] + logf(l);
+		args->lse[t * args->lse_token_stride + h * args->lse_head_stride] =
+			args->lse_with_sink ? kv_sink_lse(args->sinks[h], lse) : lse;
 }
 
 static void attend(const struct kv_attention_args *args, const struct kv_simd_item *item,
 		   float *base)
 {
 	struct scratch s = lay_out(args, base);
-	struct kv_span seen[KV_SIMD_MAX_ROWS];
-	struct kv_span all = {INT64_MAX, 0};
+	struct eyes eyes = {.rules = kv_visibility_of(args)};
+	struct kv_range all = {0, 0};
 	int64_t group = args->n_heads_q / args->k.n_heads;
-	int64_t len = args->seq_lens[item->b];
-	int64_t q_len = args->query_start_loc[item->b + 1] - args->query_start_loc[item->b];
+	int64_t len = args->seq_lens[item->b], start = args->query_start_loc[item->b];
+	int64_t q_len = args->query_start_loc[item->b + 1] - start;
 
 	for (int r = 0; r < item->n_rows; r++) {
-		int64_t p = len - q_len + (item->first + r) / group;
-		int64_t at = row_at(args, item, r) * args->k.head_dim;
+		int64_t at = token_of(args, item, r) * args->q_token_stride +
+			     head_of(args, item, r) * args->k.head_dim;
 
-		seen[r] = kv_span_seen(p, len, args->causal, args->window_left);
-		if (seen[r].lo < seen[r].hi) {
-			all.lo = min(all.lo, seen[r].lo);
-			all.hi = max(all.hi, seen[r].hi);
-		}
+		eyes.row[r] = kv_visible_row(&eyes.rules, item->b, start,
+					     (item->first + r) / group, q_len, len);
+		kv_visible_widen(&all, &eyes.row[r].all);
 		widen(s.q + r * s.dk,
 		      (const char *)args->q + at * (int64_t)kv_dtype_bytes(args->dtype),
 		      args->dtype, args->k.head_dim);
@@ -385,19 +451,24 @@ static void attend(const struct kv_attention_args *args, const struct kv_simd_it
 		memset(s.out + r * s.dv, 0, (size_t)s.dv * sizeof(float));
 	}
 	for (int64_t tile = all.lo / TILE * TILE; tile < all.hi; tile += TILE) {
-		stage_k(args, item, &s, tile, clip(all, tile));
-		stage_v(args, item, &s, tile, clip(all, tile));
-		for (int r = 0; r < item->n_rows; r += ROWS) {
-			int n = (int)min(ROWS, item->n_rows - r);
-			struct range in[ROWS];
-			bool any = false;
+		uint32_t bits[KV_SIMD_MAX_ROWS], any = 0;
 
-			for (int i = 0; i < n; i++) {
-				in[i] = clip(seen[r + i], tile);
-				any = any || in[i].a < in[i].b;
-			}
-			if (any)
-				attend_rows(args, &s, r, n, in);
+		for (int r = 0; r < item->n_rows; r++) {
+			bits[r] = kv_visible_bits(&eyes.rules, &eyes.row[r], tile);
+			any |= bits[r];
+		}
+		if (!any)
+			continue;
+		stage_k(args, item, &s, tile, any);
+		stage_v(args, item, &s, tile, any);
+		for (int r = 0; r < item->n_rows; r += ROWS) {
+			int n = item->n_rows - r < ROWS ? item->n_rows - r : ROWS;
+			uint32_t some = 0;
+
+			for (int i = 0; i < n; i++)
+				some |= bits[r + i];
+			if (some)
+				attend_rows(args, item, &s, &eyes, tile, r, n, bits + r);
 		}
 	}
 	for (int r = 0; r < item->n_rows; r++)

@@ -3,6 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <kvcached/metadata.h>
+
+#include "libclient/batch_notes.h"
 #include "libclient/internal.h"
 
 struct kv_batch {
@@ -12,7 +15,9 @@ struct kv_batch {
 	struct kv_hold *memory; /* pinned; the arrays below lie in it */
 	int32_t *table;
 	int64_t *slots, *positions;
-	int32_t *query_start_loc, *seq_lens, *n_computed, *tokens;
+	int32_t *query_start_loc, *seq_lens, *n_computed, *tokens, *token_to_seq, *cp_local_lens;
+	int32_t *n_query; /* [max_seqs] of the step; not shown */
+	struct kv_batch_notes notes;
 	uint32_t *filled; /* [max_seqs] columns of each table row that don't hold the null block */
 	kv_block_id *copies;
 	size_t copies_room;
@@ -30,7 +35,7 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 	struct kv_batch_options o;
 	int r = kv_options_copy(&o, sizeof(o), options);
 	size_t seqs = o.max_seqs, tokens = o.max_tokens, width = o.max_blocks_per_seq;
-	size_t sizes[7], total = 0;
+	size_t sizes[10], total = 0;
 	struct kv_batch *b;
 	void *memory = NULL;
 	char *p;
@@ -55,8 +60,12 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 	sizes[4] = aligned(seqs * sizeof(int32_t));
 	sizes[5] = aligned(seqs * sizeof(int32_t));
 	sizes[6] = aligned(tokens * sizeof(int32_t));
-	for (int i = 0; i < 7; i++)
+	sizes[7] = aligned(tokens * sizeof(int32_t));
+	sizes[8] = aligned(seqs * sizeof(int32_t));
+	sizes[9] = aligned(seqs * sizeof(int32_t));
+	for (int i = 0; i < 10; i++)
 		total += sizes[i];
+	total += kv_batch_notes_bytes(seqs, tokens);
 	r = kv_pinned_new(pool->device, total, &memory);
 	if (!r)
 		r = kv_hold_pinned(pool->device, memory, &b->memory);
@@ -77,7 +86,11 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 	b->query_start_loc = (int32_t *)(p += sizes[2]);
 	b->seq_lens = (int32_t *)(p += sizes[3]);
 	b->n_computed = (int32_t *)(p += sizes[4]);
-	b->tokens = (int32_t *)(p + sizes[5]);
+	b->tokens = (int32_t *)(p += sizes[5]);
+	b->token_to_seq = (int32_t *)(p += sizes[6]);
+	b->cp_local_lens = (int32_t *)(p += sizes[7]);
+	b->n_query = (int32_t *)(p += sizes[8]);
+	kv_batch_notes_place(&b->notes, p + sizes[9], seqs, tokens);
 	for (size_t i = 0; i < seqs * width; i++)
 		b->table[i] = pool->head.null_block;
 	b->data = (struct kv_batch_data){ .table_width = (uint32_t)width,
@@ -87,7 +100,10 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 					  .seq_lens = b->seq_lens,
 					  .positions = b->positions,
 					  .tokens = b->tokens,
-					  .n_computed = b->n_computed };
+					  .n_computed = b->n_computed,
+					  .token_to_seq = b->token_to_seq,
+					  .seq_lens_upper = b->seq_lens,
+					  .cp_local_lens = o.cp_size > 1 ? b->cp_local_lens : NULL };
 	pool->n_batches++;
 	*ret = b;
 	return 0;
@@ -154,18 +170,6 @@ static void fill_row(struct kv_batch *b, uint32_t row, const kv_block_id *ids, u
 	b->filled[row] = n;
 }
 
-static void fill_tokens(struct kv_batch *b, const struct kv_seq *seq, uint32_t at, uint32_t n)
-{
-	uint32_t size = b->pool->head.block_tokens;
-	size_t position = seq->len - n;
-
-	for (uint32_t i = 0; i < n; i++, position++) {
-		b->positions[at + i] = (int64_t)position;
-		b->tokens[at + i] = seq->tokens[position];
-		b->slots[at + i] = (int64_t)seq->table[position / size] * size + (int64_t)(position % size);
-	}
-}
-
 static int take_copies(struct kv_batch *b)
 {
 	struct kv_pool *pool = b->pool;
@@ -184,6 +188,43 @@ static int take_copies(struct kv_batch *b)
 	return 0;
 }
 
+static int build_arrays(struct kv_batch *b)
+{
+	struct kv_metadata_args args = {
+		.size = sizeof(args),
+		.device = KV_DEVICE_HOST,
+		.n_seqs = (int32_t)b->data.n_seqs,
+		.n_tokens = (int32_t)b->data.n_tokens,
+		.table_width = (int32_t)b->limits.max_blocks_per_seq,
+		.block_tokens = (int32_t)b->pool->head.block_tokens,
+		.null_block = b->pool->head.null_block,
+		.cp_size = (int32_t)b->limits.cp_size,
+		.cp_rank = (int32_t)b->limits.cp_rank,
+		.cp_interleave = (int32_t)b->limits.cp_interleave,
+		.n_query = b->n_query,
+		.n_computed = b->n_computed,
+		.block_table = b->table,
+		.query_start_loc = b->query_start_loc,
+		.seq_lens = b->seq_lens,
+		.cp_local_lens = b->cp_local_lens,
+		.token_to_seq = b->token_to_seq,
+		.positions = b->positions,
+		.slots = b->slots,
+	};
+
+	return kv_metadata_build(&args);
+}
+
+KV_PUBLIC int kv_batch_annotate(struct kv_batch *b, const struct kv_batch_note *notes,
+				uint32_t n_notes)
+{
+	int r = kv_forked(b->pool->fork_generation);
+
+	if (r < 0)
+		return r;
+	return kv_batch_notes_fill(&b->notes, &b->data, notes, n_notes);
+}
+
 KV_PUBLIC int kv_batch_build(struct kv_batch *b, const struct kv_batch_item *items, uint32_t n_items,
 			     uint32_t pad_seqs, uint32_t pad_tokens)
 {
@@ -198,16 +239,14 @@ KV_PUBLIC int kv_batch_build(struct kv_batch *b, const struct kv_batch_item *ite
 	if (r < 0)
 		return r;
 	d->max_query_len = d->max_seq_len = 0;
-	b->query_start_loc[0] = 0;
 	for (uint32_t i = 0; i < n_items; i++) {
 		const struct kv_seq *seq = items[i].seq;
 		uint32_t len = (uint32_t)seq->len, n = items[i].n_query;
 
 		fill_row(b, i, seq->table, (uint32_t)seq->n_blocks);
-		fill_tokens(b, seq, n_tokens, n);
+		memcpy(b->tokens + n_tokens, seq->tokens + (len - n), n * sizeof(*b->tokens));
 		n_tokens += n;
-		b->query_start_loc[i + 1] = (int32_t)n_tokens;
-		b->seq_lens[i] = (int32_t)len;
+		b->n_query[i] = (int32_t)n;
 		b->n_computed[i] = (int32_t)(len - n);
 		d->max_query_len = n > d->max_query_len ? n : d->max_query_len;
 		d->max_seq_len = len > d->max_seq_len ? len : d->max_seq_len;
@@ -218,15 +257,11 @@ KV_PUBLIC int kv_batch_build(struct kv_batch *b, const struct kv_batch_item *ite
 	d->n_tokens = n_tokens > pad_tokens ? n_tokens : pad_tokens;
 	for (uint32_t i = n_items; i < d->n_seqs; i++) {
 		fill_row(b, i, NULL, 0);
-		b->query_start_loc[i + 1] = (int32_t)n_tokens;
-		b->seq_lens[i] = b->n_computed[i] = 0;
+		b->n_query[i] = b->n_computed[i] = 0;
 	}
-	for (uint32_t i = n_tokens; i < d->n_tokens; i++) {
-		b->slots[i] = KV_SLOT_PAD;
-		b->positions[i] = 0;
-		b->tokens[i] = 0;
-	}
-	return 0;
+	memset(b->tokens + n_tokens, 0, (d->n_tokens - n_tokens) * sizeof(*b->tokens));
+	kv_batch_notes_clear(d);
+	return build_arrays(b);
 }
 
 KV_PUBLIC int kv_batch_hold(struct kv_batch *b, struct kv_hold **ret)

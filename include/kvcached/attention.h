@@ -162,7 +162,8 @@ int kv_attention(const struct kv_attention_args *args);
  *
  * Goes by sizes, types and strides: of pointers only the views' bases are looked at, and lengths in
  * memory are not. It does not depend on n_seqs, max_seq_len or table_width, and grows with
- * max_query_len: one workspace of the largest max_query_len serves all steps and layers of a model.
+ * max_query_len, and with n_tokens where there is a shared_prefix: one workspace of the largest serves
+ * all steps and layers of a model.
  * The caller zeroes it once, before its first use; each call leaves it ready for the next. Calls
  * that may run at the same time need one each.
  *

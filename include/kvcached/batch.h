@@ -26,6 +26,9 @@ struct kv_batch_options {
 	uint32_t max_seqs;
 	uint32_t max_tokens;
 	uint32_t max_blocks_per_seq; /* width of the block table */
+	uint32_t cp_size;	     /* 0, 1: one rank; else slots are those of cp_rank's tokens */
+	uint32_t cp_rank;
+	uint32_t cp_interleave; /* 0: 1 */
 };
 
 struct kv_batch_item {
@@ -51,6 +54,27 @@ struct kv_batch_data {
 	const int32_t *n_computed; /* [n_seqs] tokens before this step's. 0: its first chunk, in
 				    * which recurrent state starts from zero, whatever the row holds */
 	const kv_block_id *copies;	/* [n_copies, 2] source, destination; before any write */
+	const int32_t *token_to_seq;	/* [n_tokens] whose it is; 0 past the last */
+	const int32_t *seq_lens_upper;	/* [n_seqs] on the host: no sequence is longer; here exact */
+	const int32_t *cp_local_lens;	/* [n_seqs] tokens on this rank; NULL: one rank */
+	/* By kv_batch_annotate(); NULL before, and where no note asks for it. */
+	const uint8_t *is_prefilling;	   /* [n_seqs] its prompt isn't done; padding 0 */
+	const uint8_t *seq_causal;	   /* [n_seqs]; padding 1 */
+	const int32_t *encoder_lens;	   /* [n_seqs]; padding 0 */
+	const int32_t *window_prefix_lens; /* [n_seqs]; padding 0 */
+	const int32_t *replay_bases;	   /* [n_seqs] tokens when recurrent state was last set up */
+	const int32_t *doc_ranges;	   /* [n_tokens, 2] first and last position; -1 -1 outside */
+};
+
+/* What an engine knows of a sequence and its cache doesn't. */
+struct kv_batch_note {
+	int32_t n_prompt; /* tokens; 0: not prefilling */
+	int32_t encoder_len;
+	int32_t window_prefix_len;
+	int32_t replay_base;
+	int32_t not_causal; /* 1: its queries see all keys */
+	int32_t n_docs;
+	const int32_t (*docs)[2]; /* [n_docs] first and last position */
 };
 
 /* kv_batch_new() - Return: 0; -EINVAL for a size of 0; -ENOMEM. */
@@ -74,6 +98,14 @@ int kv_batch_build(struct kv_batch *batch, const struct kv_batch_item *items, ui
 		   uint32_t pad_seqs, uint32_t pad_tokens);
 
 const struct kv_batch_data *kv_batch_data(const struct kv_batch *batch);
+
+/**
+ * kv_batch_annotate() - what the last build's sequences have besides
+ * @notes: [n_real_seqs], one for each item of the build
+ *
+ * Return: 0; -EINVAL: a count or a length that cannot be.
+ */
+int kv_batch_annotate(struct kv_batch *batch, const struct kv_batch_note *notes, uint32_t n_notes);
 
 /**
  * kv_batch_copy() - do this build's copies on every device this pool is mapped on

@@ -13,6 +13,9 @@
 #include <kvcached/backend.h>
 #include <kvcached/tensor.h>
 #include <kvcached/state.h>
+#include <kvcached/merge.h>
+#include <kvcached/metadata.h>
+#include <kvcached/schedule.h>
 #include <kvcached/stats.h>
 #include <kvcached/arch.h>
 #include <kvcached/plan.h>

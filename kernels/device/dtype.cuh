@@ -60,4 +60,17 @@ template <> struct kv_vector<KV_F8_E4M3> {
 	}
 };
 
+template <> struct kv_vector<KV_F8_E5M2> {
+	static constexpr int n = 16;
+
+	static __device__ void widen(const uint4 &from, float *to)
+	{
+		uint8_t c[n];
+
+		memcpy(c, &from, sizeof(c));
+		for (int i = 0; i < n; i++) /* the upper half of an f16 */
+			to[i] = __half2float(__ushort_as_half((unsigned short)(c[i] << 8)));
+	}
+};
+
 #endif

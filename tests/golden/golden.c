@@ -14,7 +14,8 @@
 #include "tests/golden/golden.h"
 
 static const struct golden_kind *const tables[] = {golden_sizes, golden_v4,	golden_pools,
-						   golden_slots, golden_traces, golden_vllm};
+						   golden_slots, golden_traces, golden_vllm,
+						   golden_attention, golden_batch};
 
 static struct chunk {
 	struct chunk *next;

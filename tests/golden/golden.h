@@ -30,6 +30,8 @@ extern const struct golden_kind golden_pools[];
 extern const struct golden_kind golden_slots[];
 extern const struct golden_kind golden_traces[];
 extern const struct golden_kind golden_vllm[];
+extern const struct golden_kind golden_attention[];
+extern const struct golden_kind golden_batch[];
 
 /* Zeroed memory that lives until the vector is done. */
 void *golden_alloc(size_t n, size_t size);

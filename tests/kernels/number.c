@@ -15,6 +15,7 @@ static const struct format {
 	[KV_F16] = {16, 10, -14},
 	[KV_BF16] = {16, 7, -126},
 	[KV_F8_E4M3] = {8, 3, -6},
+	[KV_F8_E5M2] = {8, 2, -14},
 };
 
 /* Codes above the largest finite one. */
@@ -51,10 +52,12 @@ uint32_t number_encode(int dtype, double x)
 	double steps;
 	int e;
 
+	if (isnan(x) && dtype == KV_F8_E5M2)
+		return sign | 0x7f;
 	if (isnan(x))
 		return sign | infinity | (dtype == KV_F8_E4M3 ? 0 : 1u << (f->mantissa - 1));
 	if (isinf(x))
-		return sign | (dtype == KV_F8_E4M3 ? infinity - 1 : infinity);
+		return sign | (kv_dtype_bytes(dtype) == 1 ? infinity - 1 : infinity);
 	if (x == 0)
 		return sign;
 	frexp(x, &e);
@@ -67,7 +70,7 @@ uint32_t number_encode(int dtype, double x)
 		(double)(e - f->e_min) * (1u << f->mantissa);
 	if (steps < infinity)
 		return sign | (uint32_t)steps;
-	return sign | (dtype == KV_F8_E4M3 ? infinity - 1 : infinity);
+	return sign | (kv_dtype_bytes(dtype) == 1 ? infinity - 1 : infinity);
 }
 
 uint32_t number_code(const void *array, int64_t i, int dtype)

@@ -11,7 +11,7 @@
 /* The value of @code, a bit pattern of @dtype. */
 double number_decode(int dtype, uint32_t code);
 
-/* The code nearest to @x, ties to even; e4m3 saturates, the others go to infinity. */
+/* The code nearest to @x, ties to even; e4m3 and e5m2 saturate, the others go to infinity. */
 uint32_t number_encode(int dtype, double x);
 
 double number_get(const void *array, int64_t i, int dtype);

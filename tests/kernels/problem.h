@@ -39,6 +39,26 @@ struct problem_spec {
 	int invariant;
 	int max_seq_len; /* 0: the longest of lens */
 	int spare_rows;	 /* of q and out, past the last query */
+	bool sinks;	 /* of +-20, -infinity and between, a head each */
+	bool alibi;	 /* slopes 2^-i */
+	bool head_scales; /* of 8-bit types: one a KV head */
+	bool row_scales;  /* one a row */
+	bool lse_with_sink;
+	int seq_causal;	   /* 1: every second sequence is not causal, 0: causal decides */
+	int window_right;
+	int prefix;	   /* window_prefix_lens: prefix + 3 b */
+	int docs;	   /* ranges of so many positions; 0: none */
+	int doc_clamped;
+	int tree;	   /* 1: the new tokens are a tree, 2: chains, 3: some rows see no new token */
+	int cp_size;
+	int cp_rank;
+	int cp_interleave;
+	int key_begin;
+	int key_end;
+	int shared_prefix; /* blocks of all sequences but the first are those of the first */
+	int out_dtype;
+	int strides;	   /* 1: rows of q, out and lse lie apart */
+	bool unanswered; /* nothing is held against the answer: it is not calculated */
 	int shuffle;	 /* which order the ids of blocks come in */
 };
 
@@ -62,6 +82,8 @@ struct problem *problem_free(struct problem *problem);
 
 /* Whether @backend can run it; -ENOTSUP is the only reason not to. */
 bool problem_can_run(const struct problem *problem, const struct kv_attn_backend *backend);
+
+int problem_out_dtype(const struct problem *problem);
 
 /* Runs @backend; the results, lse included, on the host: free() them. */
 void problem_run(struct problem *problem, const struct kv_attn_backend *backend, void **ret_out,

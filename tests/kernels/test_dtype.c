@@ -13,7 +13,7 @@
 static const struct {
 	int dtype;
 	uint32_t n_codes;
-} types[] = {{KV_F16, 1 << 16}, {KV_BF16, 1 << 16}, {KV_F8_E4M3, 1 << 8}};
+} types[] = {{KV_F16, 1 << 16}, {KV_BF16, 1 << 16}, {KV_F8_E4M3, 1 << 8}, {KV_F8_E5M2, 1 << 8}};
 
 static bool same(double a, double b)
 {
@@ -119,9 +119,9 @@ int main(void)
 	int n_failed;
 
 	tcase_set_timeout(tcase, 60);
-	tcase_add_loop_test(tcase, every_code_widens_to_its_value, 0, 3);
-	tcase_add_loop_test(tcase, every_number_narrows_to_the_nearest_code, 0, 3);
-	tcase_add_loop_test(tcase, nan_of_every_kind_stays_nan, 0, 3);
+	tcase_add_loop_test(tcase, every_code_widens_to_its_value, 0, 4);
+	tcase_add_loop_test(tcase, every_number_narrows_to_the_nearest_code, 0, 4);
+	tcase_add_loop_test(tcase, nan_of_every_kind_stays_nan, 0, 4);
 	suite_add_tcase(suite, tcase);
 	srunner_run_all(runner, CK_NORMAL);
 	n_failed = srunner_ntests_failed(runner);
