@@ -316,6 +316,8 @@ uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all)
 		KV_KILLPOINT(worker_index_removed);
 		if (!b->books[b->victims[i].id].stale)
 			keep_ghost(b, b->victims[i].id);
+		if (b->left)
+			b->left(b->left_arg, b->victims[i].id);
 		kv_books_push_free(b, b->victims[i].id);
 	}
 	b->n_cached -= found;

@@ -97,6 +97,8 @@ struct kv_books {
 	uint32_t n_total, n_free, n_leased, n_cached, n_quarantined;
 	uint32_t n_leased_by[KV_MAX_SESSIONS]; /* LEASED and TWIN, by slot */
 	uint64_t n_published, n_duplicates, n_evicted, n_granted;
+	void (*left)(void *arg, int32_t id); /* told of each block that leaves the index; or NULL */
+	void *left_arg;
 };
 
 /**

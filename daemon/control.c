@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "daemon/daemon.h"
+#include "daemon/events.h"
 #include "daemon/heap.h"
 #include "daemon/log.h"
 #include "include/internal/cleanup.h"
@@ -37,6 +38,8 @@ static uint32_t daemon_stats(struct kv_daemon *d, uint32_t first, uint32_t n, vo
 	s->n_pools = d->n_pools;
 	s->n_clients = d->n_peers;
 	s->n_sessions = d->n_sessions;
+	s->event_batches_total = kv_events_batches(d->events);
+	s->event_restarts_total = kv_events_restarts(d->events);
 	s->heap_bytes = kv_heap_bytes();
 	sizes = kv_heap_sizes();
 	s->heap_active_bytes = sizes.active;
@@ -295,6 +298,7 @@ void kv_control_epoch(struct kv_peer *peer, const struct kv_msg_drop *msg)
 		return;
 	}
 	n_held = kv_books_new_epoch(&pool->books);
+	kv_events_restart(peer->daemon->events, pool);
 	if (n_held < 0) {
 		kv_peer_error(peer, msg->head.tag, (int)n_held, "no memory for a new epoch");
 		return;

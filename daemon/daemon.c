@@ -13,6 +13,7 @@
 #include "daemon/daemon.h"
 #include "daemon/heap.h"
 #include "daemon/log.h"
+#include "daemon/events.h"
 #include "daemon/metrics.h"
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
@@ -257,6 +258,8 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 	if (!r)
 		r = kv_loop_watch(d->loop, d->listen_fd, KV_LOOP_IN, on_connection, d,
 				  &d->listen_watch);
+	if (!r && d->config.events)
+		r = kv_events_start(d, d->config.events, &d->events);
 	if (!r && d->config.metrics)
 		r = kv_metrics_start(d, d->config.metrics, &d->metrics);
 	if (!r)
@@ -290,6 +293,7 @@ void kv_daemon_stop(struct kv_daemon *d)
 		kv_pool_unload(kv_container_of(d->pools.next, struct kv_pool, link));
 	kv_watch_free(d->keeper_watch);
 	kv_keeping_end(&d->keeping);
+	d->events = kv_events_stop(d->events);
 	kv_timer_free(d->accept_timer);
 	kv_timer_free(d->check_timer);
 	kv_timer_free(d->waiter_timer);

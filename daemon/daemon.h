@@ -33,6 +33,7 @@
 #include "include/internal/wire.h"
 
 struct kv_daemon;
+struct kv_events;
 struct kv_metrics;
 struct kv_mover;
 struct kv_peer;
@@ -55,6 +56,7 @@ struct kv_config {
 	uint64_t granule_bytes;
 	int loop_kind;
 	const struct kv_policy *policy; /* which cached blocks go first */
+	const char *events;	/* where to publish KV events; NULL: nowhere */
 	const char *metrics;	/* address to serve metrics on; NULL: nowhere */
 	struct kv_link *wishes; /* kv_wish::link: pools to make at the start */
 };
@@ -78,6 +80,7 @@ struct kv_daemon {
 	struct kv_signals *signals;
 	struct kv_timer *accept_timer; /* accepting pauses when descriptors run out */
 	struct kv_timer *check_timer;  /* rebuild.c: large pools are proven a moment later */
+	struct kv_events *events;
 	struct kv_metrics *metrics;
 	struct kv_timer *waiter_timer; /* blocks may have become evictable without a message */
 	uint32_t n_gpus;

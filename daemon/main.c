@@ -39,6 +39,9 @@ static const char help[] =
 	"  --event-loop KIND    auto, io_uring or epoll; default auto\n"
 	"  --policy NAME        which cached blocks go first: worth (learns it) or lru;\n"
 	"                       default worth\n"
+	"  --events ENDPOINT[,replay=ENDPOINT][,encoding=current|legacy]\n"
+	"                       tell routers over ZMQ what engines can find, as on\n"
+	"                       tcp://*:5557; default: nobody\n"
 	"  --metrics ADDRESS    serve metrics over HTTP there, as on 127.0.0.1:9400;\n"
 	"                       default: nowhere\n"
 	"  --max-clients N      connections at a time; default 1024\n"
@@ -149,7 +152,7 @@ static int parse_policy(const char *text, struct kv_config *c)
 }
 
 enum option_id { GPUS = 256, HOST, RESERVE, POOL, EXPORT, GRANULE, SOCKET, SOCKET_MODE, EVENT_LOOP,
-		 POLICY, MAX_CLIENTS, METRICS, LOG_LEVEL, HELP, VERSION, SHM_VERSION, MOVER, WORKER,
+		 POLICY, MAX_CLIENTS, EVENTS, METRICS, LOG_LEVEL, HELP, VERSION, SHM_VERSION, MOVER, WORKER,
 		 USER /* + enum kv_user_limit */ };
 
 static const struct option options[] = {
@@ -169,6 +172,7 @@ static const struct option options[] = {
 	{ "user-pools", required_argument, NULL, USER + KV_USER_POOLS },
 	{ "user-blocks", required_argument, NULL, USER + KV_USER_BLOCKS },
 	{ "user-messages", required_argument, NULL, USER + KV_USER_MESSAGES },
+	{ "events", required_argument, NULL, EVENTS },
 	{ "metrics", required_argument, NULL, METRICS },
 	{ "log-level", required_argument, NULL, LOG_LEVEL },
 	{ "help", no_argument, NULL, HELP },
@@ -226,6 +230,9 @@ static int take_option(int id, const char *arg, struct kv_config *c, bool *gpus_
 		r = parse_number("--max-clients", arg, 10, 1000000, &n);
 		c->max_clients = (uint32_t)n;
 		return r;
+	case EVENTS:
+		c->events = arg;
+		return 0;
 	case METRICS:
 		c->metrics = arg;
 		return 0;

@@ -7,6 +7,7 @@
 #include <sys/random.h>
 
 #include "daemon/daemon.h"
+#include "daemon/events.h"
 #include "daemon/log.h"
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
@@ -186,7 +187,7 @@ void kv_session_unload(struct kv_session *s)
 {
 	struct kv_pool *pool = s->pool;
 
-	kv_queue_forget(s);
+	kv_events_detached(pool->daemon->events, s);
 	if (s->shm)
 		munmap(s->shm, s->bytes);
 	kv_close(s->fd);
@@ -394,6 +395,7 @@ void kv_session_handle_open(struct kv_peer *peer, const struct kv_msg_pool_open 
 		kv_peer_error(peer, msg->head.tag, r, "%s", kv_error_text());
 		return;
 	}
+	kv_events_attached(d->events, session);
 	kv_log(KV_LOG_DEBUG, "session %llu: '%s' (pid %d) in pool '%s', slot %u",
 	       (unsigned long long)session->id, peer->name, peer->pid, pool->name, session->slot);
 	send_opened(peer, session, msg->head.tag);
@@ -420,6 +422,8 @@ void kv_session_drain(struct kv_session *s)
 			gave = true;
 		} else if (op.kind == KV_OP_PUBLISH) {
 			r = kv_books_publish(&s->pool->books, s->slot, &op);
+			if (r == KV_PUBLISHED)
+				kv_events_published(s->pool->daemon->events, s->pool, op.id);
 			s->n_published += r == KV_PUBLISHED;
 			s->record->n_published = s->n_published;
 		} else if (op.kind == KV_OP_TOUCH && op.parent > 0) {
@@ -455,6 +459,7 @@ void kv_session_post(struct kv_session *s, uint32_t n)
 {
 	uint64_t granted = s->record->granted;
 
+	kv_events_before_grant(s->pool->daemon->events, s->pool);
 	if (grants_room(s) < (int64_t)n) {
 		kv_peer_drop(s->peer, "its ring of grants makes no sense");
 		return;

@@ -49,6 +49,8 @@ static const struct kv_stat_field daemon_fields[] = {
 	D(heap_resident_bytes, "bytes", "heap: in memory, the allocator's own included"),
 	D(heap_mapped_bytes, "bytes", "heap: mapped by the allocator"),
 	D(heap_retained_bytes, "bytes", "heap: address space it keeps for later"),
+	D(event_batches_total, "", "messages with KV events"),
+	D(event_restarts_total, "", "streams of events that began anew"),
 	{ NULL },
 };
 

@@ -34,6 +34,8 @@ struct kv_daemon_stats {
 	uint64_t heap_resident_bytes; /* in memory, those of the allocator's own included */
 	uint64_t heap_mapped_bytes;
 	uint64_t heap_retained_bytes; /* address space kept for later */
+	uint64_t event_batches_total;  /* KV events handed to the sender */
+	uint64_t event_restarts_total; /* streams that had to begin anew: the queue was full */
 };
 
 struct kv_gpu_stats {
