@@ -78,12 +78,13 @@ static int tell(struct kv_keeping *k, const struct kv_keeper_msg *msg, const int
 	if (k->fd < 0) /* a worker by itself, in a test */
 		return 0;
 	while ((r = kv_socket_send(k->fd, msg, sizeof(*msg), fds, msg->n_fds, 1)) == -EAGAIN ||
-	       r == -ETOOMANYREFS) {
-		/* It reads at once; only a stopped keeper lets the queue fill up. */
-		if (r == -ETOOMANYREFS)
-			poll(NULL, 0, 1);
-		else
+	       r == -ETOOMANYREFS || r == -ENOBUFS || r == -ENOMEM) {
+		/* It reads at once; only a stopped keeper lets the queue fill up, or a kernel short of
+		 * memory: what is not told would be kept for ever. */
+		if (r == -EAGAIN)
 			kv_socket_wait(k->fd, POLLOUT, deadline);
+		else
+			poll(NULL, 0, 1);
 		if (kv_now() >= deadline)
 			return gone(-ETIMEDOUT);
 	}

@@ -19,12 +19,13 @@ usage() {
 
 program=soak
 builds=()
+mode=()
 minutes=${1-}
 [[ $minutes =~ ^[0-9]+$ && $minutes -gt 0 ]] || usage
 shift
 for arg; do
 	case $arg in
-	--gpu) program=soak_gpu ;;
+	--gpu) program=soak_gpu mode=(gpu) ;;
 	-*) usage ;;
 	*) builds+=("$arg") ;;
 	esac
@@ -46,7 +47,7 @@ for build in "${builds[@]}"; do
 		echo "== $build, $loop"
 		KV_TEST_EVENT_LOOP=$loop KVCACHED_BIN=$build/daemon/kvcached CK_TIMEOUT_MULTIPLIER=4 \
 			"$build/tests/integration/$program" "$seconds" \
-			$([[ $program == soak ]] || echo gpu) || failed=1
+			"${mode[@]}" || failed=1
 	done
 done
 exit $failed

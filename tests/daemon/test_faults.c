@@ -45,7 +45,7 @@ enum call {
 
 static struct {
 	bool armed;
-	bool daemon; /* calls of the daemon; else of the library */
+	enum inside_who whose;
 	enum call call;
 	int error;
 	bool after; /* all after the n-th, too */
@@ -57,7 +57,7 @@ static struct {
 
 static bool fails(enum call call)
 {
-	if (!fault.armed || fault.call != call || fault.daemon != inside_runs)
+	if (!fault.armed || fault.call != call || fault.whose != inside_runs)
 		return false;
 	if (fault.every_second ? fault.n_storm++ % 2 : fault.left-- > 0)
 		return false;
@@ -91,10 +91,18 @@ FAULTY(void *, mmap64, MMAP, MAP_FAILED,
        (at, n, protection, flags, fd, offset))
 FAULTY(ssize_t, getrandom, GETRANDOM, -1, (void *p, size_t n, unsigned flags), (p, n, flags))
 FAULTY(int, socket, SOCKET, -1, (int domain, int type, int protocol), (domain, type, protocol))
-FAULTY(ssize_t, sendmsg, SEND, -1, (int fd, const struct msghdr *msg, int flags), (fd, msg, flags))
 FAULTY(ssize_t, recvmsg, RECEIVE, -1, (int fd, struct msghdr *msg, int flags), (fd, msg, flags))
 FAULTY(int, epoll_wait, WAIT, -1, (int fd, struct epoll_event *events, int n, int timeout),
        (fd, events, n, timeout))
+
+/* To the keeper it is tried until it works (daemon/keeping.c). */
+ssize_t __real_sendmsg(int fd, const struct msghdr *msg, int flags);
+ssize_t __wrap_sendmsg(int fd, const struct msghdr *msg, int flags);
+
+ssize_t __wrap_sendmsg(int fd, const struct msghdr *msg, int flags)
+{
+	return !inside_is_keeper(fd) && fails(SEND) ? -1 : __real_sendmsg(fd, msg, flags);
+}
 
 /* Taking a descriptor out of the set can't fail. */
 int __real_epoll_ctl(int fd, int op, int what, struct epoll_event *event);
@@ -266,16 +274,25 @@ static int try(int n)
 }
 
 static const struct {
-	bool daemon;
+	enum inside_who whose;
 	enum call call;
 	int error;
 	int at_least; /* so many such calls there are */
 } faults[] = {
-	{true, MALLOC, ENOMEM, 15},   {true, MEMFD, EMFILE, 3},	    {true, MEMFD, ENOSPC, 3},
-	{true, FTRUNCATE, ENOSPC, 3}, {true, MMAP, ENOMEM, 3},	    {true, GETRANDOM, ENOSYS, 1},
-	{true, EPOLL, ENOSPC, 4},     {true, SEND, ENOBUFS, 10},    {true, RECEIVE, ENOMEM, 10},
-	{false, MALLOC, ENOMEM, 20},  {false, MMAP, ENOMEM, 4},	    {false, SOCKET, EMFILE, 2},
-	{false, SEND, ENOBUFS, 10},   {false, RECEIVE, ENOMEM, 10},
+	{INSIDE_DAEMON, MALLOC, ENOMEM, 15},
+	{true, MEMFD, EMFILE, 3},
+	{true, MEMFD, ENOSPC, 3},
+	{INSIDE_DAEMON, FTRUNCATE, ENOSPC, 3},
+	{true, MMAP, ENOMEM, 3},
+	{true, GETRANDOM, ENOSYS, 1},
+	{INSIDE_DAEMON, EPOLL, ENOSPC, 4},
+	{true, SEND, ENOBUFS, 10},
+	{true, RECEIVE, ENOMEM, 10},
+	{INSIDE_CLIENTS, MALLOC, ENOMEM, 20},
+	{false, MMAP, ENOMEM, 4},
+	{false, SOCKET, EMFILE, 2},
+	{INSIDE_CLIENTS, SEND, ENOBUFS, 10},
+	{false, RECEIVE, ENOMEM, 10},
 };
 
 START_TEST(whichever_call_fails_the_session_suffers_alone)
@@ -283,7 +300,7 @@ START_TEST(whichever_call_fails_the_session_suffers_alone)
 	int n = 0;
 
 	memset(&fault, 0, sizeof(fault));
-	fault.daemon = faults[_i / 2].daemon;
+	fault.whose = faults[_i / 2].whose;
 	fault.call = faults[_i / 2].call;
 	fault.error = faults[_i / 2].error;
 	fault.after = _i % 2;
@@ -299,7 +316,7 @@ START_TEST(interrupted_calls_are_made_again)
 	static const enum call calls[] = {SEND, RECEIVE, WAIT};
 
 	memset(&fault, 0, sizeof(fault));
-	fault.daemon = _i % 2;
+	fault.whose = _i % 2 ? INSIDE_DAEMON : INSIDE_CLIENTS;
 	fault.call = calls[_i / 2];
 	fault.error = EINTR;
 	fault.every_second = true;

@@ -301,6 +301,27 @@ static void die(struct user *u)
 	inside_ended(u->peer);
 }
 
+/* The worker dies. Its clients begin anew; what they had goes as their processes would end. */
+static void restart(void)
+{
+	KV_OPTIONS(kv_connect_options, how, .socket = "/", .name = "fuzz");
+	uint64_t peers[N_CLIENTS];
+
+	for (int i = 0; i < N_CLIENTS; i++)
+		peers[i] = users[i].pool ? users[i].peer : 0;
+	inside_restart(peers, N_CLIENTS);
+	for (int i = 0; i < N_CLIENTS; i++) {
+		struct user *u = &users[i];
+
+		u->peer = peers[i];
+		if (u->pool)
+			die(u);
+		kv_disconnect(u->client);
+		inside_must(!kv_connect(&how, &u->client), "%s", kv_error_text());
+		join(u);
+	}
+}
+
 static void act(struct user *u, const struct action *a)
 {
 	struct kv_seq **seq = &u->seqs[a->a % N_SEQS];
@@ -352,6 +373,9 @@ static void act(struct user *u, const struct action *a)
 		break;
 	case ACT_STEP:
 		inside_step();
+		break;
+	case ACT_RESTART:
+		restart();
 		break;
 	default:
 		scribble(u, a);

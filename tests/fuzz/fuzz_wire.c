@@ -35,6 +35,7 @@ static struct connection {
 	void *blocks; /* mapped when POOL_OPENED has been read */
 	struct kv_shm_session *session;
 	uint64_t blocks_bytes, session_bytes;
+	struct kv_msg_resume resume; /* what takes its session up again */
 } connections[N_CONNECTIONS];
 
 static char scribbled[KV_NAME_MAX]; /* the pool whose pages somebody wrote; "" none, "*" several */
@@ -75,6 +76,11 @@ static void take_pages(struct connection *c, const struct kv_msg_pool_opened *ms
 		    "the index can be written");
 	c->blocks_bytes = msg->blocks_bytes;
 	c->session_bytes = msg->session_bytes;
+	c->resume = (struct kv_msg_resume){.boot_nonce = 1,
+					   .pool_id = msg->pool_id,
+					   .session_id = msg->session_id,
+					   .token = msg->token,
+					   .slot = msg->slot};
 	c->blocks = map(fds[1], c->blocks_bytes);
 	c->session = map(fds[2], c->session_bytes);
 }
@@ -195,6 +201,38 @@ static void post_op(struct connection *c, const uint8_t *payload, size_t bytes)
 	kv_ring_post(&s->ops, s->ops.head + 1);
 }
 
+static void restart(void)
+{
+	uint64_t peers[N_CONNECTIONS];
+
+	for (int i = 0; i < N_CONNECTIONS; i++) {
+		peers[i] = connections[i].peer;
+		connections[i].fd = kv_close(connections[i].fd);
+	}
+	inside_restart(peers, N_CONNECTIONS);
+	for (int i = 0; i < N_CONNECTIONS; i++)
+		connections[i].peer = peers[i];
+}
+
+/* The pages stay mapped, whatever becomes of the session. */
+static void resume(struct connection *c, const uint8_t *payload, size_t bytes)
+{
+	struct kv_msg_hello hello = {.name = "fuzz"};
+	struct kv_msg_resume msg = c->resume;
+	uint8_t *words = (uint8_t *)&msg + sizeof(msg.head);
+
+	c->fd = kv_close(c->fd);
+	inside_step();
+	c->fd = inside_connect(&c->peer);
+	for (size_t i = 0; i < bytes && i < sizeof(msg) - sizeof(msg.head); i++)
+		words[i] ^= payload[i];
+	kv_wire_init(&hello.head, KV_MSG_HELLO, sizeof(hello), ++c->tag);
+	kv_wire_init(&msg.head, KV_MSG_RESUME, sizeof(msg), ++c->tag);
+	kv_socket_send(c->fd, &hello, sizeof(hello), NULL, 0, 1);
+	kv_socket_send(c->fd, &msg, sizeof(msg), NULL, 0, 1);
+	inside_step();
+}
+
 static void do_step(struct kv_daemon *d, const struct step *step, const uint8_t *payload)
 {
 	struct connection *c = &connections[step->connection % N_CONNECTIONS];
@@ -230,6 +268,12 @@ static void do_step(struct kv_daemon *d, const struct step *step, const uint8_t 
 		break;
 	case STEP_ZERO:
 		inside_zero();
+		break;
+	case STEP_RESTART:
+		restart();
+		break;
+	case STEP_RESUME:
+		resume(c, payload, step->bytes);
 		break;
 	}
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,13 +15,15 @@
 #include "daemon/loop_kind.h"
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
+#include "include/internal/socket.h"
 #include "tests/fuzz/inside.h"
 
 static struct kv_daemon daemon_;
 static int64_t now_ns = KV_SEC;
 static int first_free_fd;
-bool inside_runs;
-static int keeper[2]; /* what is put down with one end is dropped at the other */
+enum inside_who inside_runs;
+static int keeper[2];					 /* the worker's end, the keeper's */
+static struct kv_link deposits = {&deposits, &deposits}; /* kv_deposit::link */
 
 int __wrap_clock_gettime(clockid_t id, struct timespec *t);
 
@@ -66,19 +69,17 @@ static void must(int r)
 	inside_must(r >= 0, "%s (%s)", strerror(-r), kv_error_text());
 }
 
-struct kv_daemon *inside_start(void)
+/* What a worker is before it has an arena. */
+static struct kv_daemon *begin(void)
 {
 	struct kv_daemon *d = &daemon_;
-	uint64_t bytes = INSIDE_ARENA;
 
-	first_free_fd = next_fd();
-	kv_log_set_level(0);
 	memset(d, 0, sizeof(*d));
 	kv_link_init(&d->peers);
 	kv_link_init(&d->pools);
 	kv_link_init(&d->users);
 	kv_link_init(&d->queue);
-	d->listen_fd = d->keeping.fd = -1;
+	d->listen_fd = -1;
 	d->config.max_clients = 1024;
 	d->config.host = true;
 	d->config.policy = kv_policies[0];
@@ -91,12 +92,103 @@ struct kv_daemon *inside_start(void)
 	must(kv_timer_new(d->loop, nothing, d, &d->accept_timer));
 	must(kv_timer_new(d->loop, look_again, d, &d->waiter_timer));
 	must(kv_timer_new(d->loop, kv_peers_hear, d, &d->user_timer));
+	return d;
+}
+
+/* The keeper's part: holds what it is sent. */
+static void keep(void)
+{
+	int fds[KV_KEEPER_MAX_FDS];
+	struct kv_keeper_msg msg;
+	uint32_t n_fds = 0;
+
+	inside_runs = INSIDE_KEEPER;
+	while (kv_socket_receive(keeper[1], &msg, sizeof(msg), fds, KV_KEEPER_MAX_FDS, &n_fds, 1) ==
+	       sizeof(msg)) {
+		if (msg.type == KV_KEEPER_DEPOSIT)
+			must(kv_deposits_put(&deposits, &msg, fds));
+		else if (msg.type == KV_KEEPER_DROP)
+			kv_deposits_drop(&deposits, msg.kind, msg.id);
+	}
+	inside_runs = INSIDE_CLIENTS;
+}
+
+bool inside_is_keeper(int fd)
+{
+	return fd == keeper[0];
+}
+
+struct kv_daemon *inside_start(void)
+{
+	uint64_t bytes = INSIDE_ARENA, size = (uint64_t)1 << 20;
+	struct kv_daemon *d;
+	void *map;
+
+	first_free_fd = next_fd();
+	kv_log_set_level(0);
+	d = begin();
 	d->n_gpus = 1;
 	d->gpus[0].ops = &kv_device_host;
 	must(d->gpus[0].ops->info(0, &d->gpus[0].info));
 	must(d->gpus[0].ops->arena_new(0, bytes, 0, 0, &d->gpus[0].arena));
-	must(kv_extents_init(&d->extents, 1, &bytes, (uint64_t)1 << 20, true));
+	must(kv_journal_new(d, size, kv_extents_map_bytes(1, &bytes, size), &map));
+	kv_extents_init_in(&d->extents, 1, &bytes, size, true, map);
+	keep();
 	return d;
+}
+
+static uint64_t session_of(uint64_t peer_id)
+{
+	for (struct kv_link *l = daemon_.peers.next; l != &daemon_.peers; l = l->next) {
+		struct kv_peer *peer = kv_container_of(l, struct kv_peer, link);
+
+		if (peer->id == peer_id)
+			return peer->session ? peer->session->id : 0;
+	}
+	return 0;
+}
+
+static uint64_t peer_of(uint64_t session_id)
+{
+	for (struct kv_link *l = daemon_.peers.next; l != &daemon_.peers; l = l->next) {
+		struct kv_peer *peer = kv_container_of(l, struct kv_peer, link);
+
+		if (session_id && peer->session && peer->session->id == session_id)
+			return peer->id;
+	}
+	return 0;
+}
+
+void inside_restart(uint64_t *peers, uint32_t n)
+{
+	struct kv_daemon *d = &daemon_;
+	uint64_t sessions[16];
+
+	inside_must(n <= 16, "%u peers", n);
+	for (uint32_t i = 0; i < n; i++)
+		sessions[i] = session_of(peers[i]);
+	kv_daemon_stop(d);
+	keep();
+	kv_close(keeper[1]);
+	d = begin();
+	for (struct kv_link *l = deposits.next; l != &deposits; l = l->next) {
+		struct kv_deposit *deposit = kv_container_of(l, struct kv_deposit, link);
+		struct kv_keeper_msg msg = {.kind = deposit->kind,
+					    .id = deposit->id,
+					    .part = deposit->part,
+					    .n_fds = deposit->n_fds};
+		int fds[KV_KEEPER_MAX_FDS];
+
+		for (uint32_t i = 0; i < msg.n_fds; i++)
+			fds[i] = fcntl(deposit->fds[i], F_DUPFD_CLOEXEC, 0);
+		must(kv_deposits_put(&d->keeping.found, &msg, fds));
+	}
+	inside_runs = INSIDE_DAEMON;
+	must(kv_rebuild(d));
+	inside_runs = INSIDE_CLIENTS;
+	inside_step();
+	for (uint32_t i = 0; i < n; i++)
+		peers[i] = peer_of(sessions[i]);
 }
 
 void inside_stop(void)
@@ -110,15 +202,15 @@ void inside_stop(void)
 		kv_pool_free(kv_container_of(d->pools.next, struct kv_pool, link));
 	inside_must(!d->n_peers && !d->n_pools && !d->n_sessions, "%u peers, %u pools, %u sessions",
 		    d->n_peers, d->n_pools, d->n_sessions);
-	kv_timer_free(d->accept_timer);
-	kv_timer_free(d->waiter_timer);
-	kv_timer_free(d->user_timer);
 	inside_must(kv_link_is_alone(&d->users), "a user without peers and pools");
-	kv_loop_free(d->loop);
-	kv_keeping_end(&d->keeping);
+	keep();
+	inside_must(!kv_deposits_find(&deposits, NULL, KV_DEPOSIT_POOL) &&
+			    !kv_deposits_find(&deposits, NULL, KV_DEPOSIT_SESSION),
+		    "the keeper still holds something of a pool or a session");
+	kv_daemon_stop(d);
 	kv_close(keeper[1]);
-	kv_extents_deinit(&d->extents);
-	d->gpus[0].ops->arena_free(d->gpus[0].arena);
+	while (!kv_link_is_alone(&deposits))
+		kv_deposit_free(kv_container_of(deposits.next, struct kv_deposit, link));
 	fd = next_fd();
 	inside_must(fd == first_free_fd, "descriptor %d was free, now it is %d", first_free_fd, fd);
 }
@@ -129,9 +221,9 @@ int inside_connect(uint64_t *ret_peer)
 	int pair[2];
 
 	must(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair));
-	inside_runs = true;
+	inside_runs = INSIDE_DAEMON;
 	*ret_peer = kv_peer_accept(&daemon_, pair[1]) < 0 ? 0 : id;
-	inside_runs = false;
+	inside_runs = INSIDE_CLIENTS;
 	return pair[0];
 }
 
@@ -148,15 +240,12 @@ void inside_ended(uint64_t id)
 
 void inside_step(void)
 {
-	char byte;
-
 	/* A peer's messages are read 16 at a time; nobody writes while this runs. */
-	inside_runs = true;
+	inside_runs = INSIDE_DAEMON;
 	for (int i = 0; i < 4; i++)
 		must(kv_loop_step(daemon_.loop, 0));
-	inside_runs = false;
-	while (recv(keeper[1], &byte, sizeof(byte), MSG_DONTWAIT) > 0)
-		;
+	inside_runs = INSIDE_CLIENTS;
+	keep();
 }
 
 void inside_advance(int64_t ns)

@@ -2,8 +2,8 @@
 /*
  * The daemon inside the fuzz target's process: its real code from the accepted socket on, over host
  * memory, with the event loop of epoll. What the outside world would do is done here: time stands
- * still until it is told to go on, dirty extents are zeroed on demand, a process ends when the test
- * says so (in truth all clients are this process).
+ * still until it is told to go on, dirty extents are zeroed on demand, deposits are kept for the
+ * next worker, a process ends when the test says so (in truth all clients are this process).
  */
 #ifndef KV_TESTS_FUZZ_INSIDE_H
 #define KV_TESTS_FUZZ_INSIDE_H
@@ -41,14 +41,25 @@ int inside_connect(uint64_t *ret_peer);
 #define INSIDE_ALL UINT64_MAX
 void inside_ended(uint64_t peer);
 
-/* Is it the daemon's code that runs? For who makes calls of one side fail. */
-extern bool inside_runs;
+/* Whose code runs: for who makes calls of one side fail. */
+enum inside_who { INSIDE_CLIENTS, INSIDE_DAEMON, INSIDE_KEEPER };
+extern enum inside_who inside_runs;
+/* inside_is_keeper() - is this the daemon's socket of its keeper? */
+bool inside_is_keeper(int fd);
 
 /* inside_step() - the daemon does what there is to do */
 void inside_step(void);
 
 /* inside_advance() - time goes on */
 void inside_advance(int64_t ns);
+
+/**
+ * inside_restart() - the worker dies, and another takes over what the keeper holds
+ * @peers: [n] numbers of peers, replaced by those of who has their sessions now; 0: nobody. n <= 16
+ *
+ * All connections are closed. A worker that can't take over is a finding.
+ */
+void inside_restart(uint64_t *peers, uint32_t n);
 
 /* inside_zero() - what movers would do: dirty extents are zeroed */
 void inside_zero(void);

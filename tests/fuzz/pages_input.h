@@ -21,7 +21,8 @@ enum action_kind {
 	ACT_LEAVE,
 	ACT_DIE,
 	ACT_STEP,
-	ACT_SCRIBBLE, /* and all numbers above */
+	ACT_SCRIBBLE, /* and the numbers above, but one */
+	ACT_RESTART = 15,
 	N_ACTIONS = 16
 };
 

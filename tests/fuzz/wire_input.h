@@ -25,6 +25,8 @@ enum step_kind {
 	STEP_OP,       /* struct kv_op, or its first bytes: posted in the ring of ops */
 	STEP_TIME,     /* milliseconds u16 */
 	STEP_ZERO,     /* the mover does its work */
+	STEP_RESTART,  /* the worker dies, another takes over */
+	STEP_RESUME, /* connects anew, says hello, and takes its session up; payload is xored in */
 	N_STEP_KINDS
 };
 

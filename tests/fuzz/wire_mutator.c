@@ -234,7 +234,7 @@ static void make_step(struct script *s)
 	struct step step = {.kind = (uint8_t)below(N_STEP_KINDS), .connection = connection};
 	uint16_t ms = (uint16_t)(below(4) ? below(10) : below(65536));
 
-	switch (below(8)) {
+	switch (below(9)) {
 	case 0: /* a client that has a pool */
 		insert(s, at, (struct step){STEP_READ, connection, 0}, "");
 		make_message(s, at, connection, KV_MSG_LEASE);
@@ -249,9 +249,13 @@ static void make_step(struct script *s)
 		make_scribble(s, at, connection);
 		break;
 	case 3:
-		if (step.kind == STEP_TIME)
+		if (step.kind == STEP_TIME || (step.kind == STEP_RESUME && below(4) == 0))
 			step.bytes = sizeof(ms);
 		insert(s, at, step, &ms);
+		break;
+	case 4: /* what should be nothing to a client */
+		insert(s, at, (struct step){STEP_RESUME, connection, 0}, "");
+		insert(s, at, (struct step){STEP_RESTART, connection, 0}, "");
 		break;
 	default:
 		make_message(s, at, connection, types[below(sizeof(types) / sizeof(types[0]))]);

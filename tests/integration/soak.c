@@ -525,7 +525,7 @@ START_TEST(whatever_dies_no_byte_is_wrong_and_no_block_is_lost)
 		     0);
 	ck_assert_ptr_ne(board, MAP_FAILED);
 	if (on_gpu)
-		daemon_start("--gpus", "0", "--reserve", "64M");
+		daemon_start("--gpus", "0", "--reserve", "16M");
 	else
 		daemon_start("--host", "10M");
 	client = client_new();
