@@ -148,7 +148,7 @@ static uint64_t session_of(uint64_t peer_id)
 	return 0;
 }
 
-static uint64_t peer_of(uint64_t session_id)
+uint64_t inside_peer_of(uint64_t session_id)
 {
 	for (struct kv_link *l = daemon_.peers.next; l != &daemon_.peers; l = l->next) {
 		struct kv_peer *peer = kv_container_of(l, struct kv_peer, link);
@@ -188,7 +188,7 @@ void inside_restart(uint64_t *peers, uint32_t n)
 	inside_runs = INSIDE_CLIENTS;
 	inside_step();
 	for (uint32_t i = 0; i < n; i++)
-		peers[i] = peer_of(sessions[i]);
+		peers[i] = inside_peer_of(sessions[i]);
 }
 
 void inside_stop(void)

@@ -61,6 +61,9 @@ void inside_advance(int64_t ns);
  */
 void inside_restart(uint64_t *peers, uint32_t n);
 
+/* inside_peer_of() - the peer that has a session now; 0: there is none */
+uint64_t inside_peer_of(uint64_t session);
+
 /* inside_zero() - what movers would do: dirty extents are zeroed */
 void inside_zero(void);
 
