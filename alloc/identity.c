@@ -62,16 +62,16 @@ static void put_item(struct sink *s, const struct kv_item *item, uint64_t begin,
 	put(s, item->bytes, item->n_bytes);
 }
 
-/* @fields, @extras: which of the two */
+/* @fields: with those, if it is the beginning */
 static void encode(struct sink *s, const struct kv_identity *identity, uint64_t begin, uint64_t end,
-		   bool fields, bool extras)
+		   bool fields)
 {
 	s->n = 0;
 	kv_blake2b_init(&s->digest);
 	for (size_t i = 0; i < identity->n; i++) {
 		const struct kv_item *item = &identity->items[i];
 
-		if ((item->n_tokens ? extras : fields) && reaches(item, begin, end))
+		if ((item->n_tokens || fields) && reaches(item, begin, end))
 			put_item(s, item, begin, end);
 	}
 }
@@ -172,7 +172,7 @@ bool kv_identity_row(const struct kv_identity *identity, uint64_t begin, uint64_
 {
 	struct sink s;
 
-	encode(&s, identity, begin, end, true, true);
+	encode(&s, identity, begin, end, true);
 	if (!s.n)
 		return false;
 	memset(ret, 0, sizeof(*ret));
@@ -185,65 +185,38 @@ bool kv_identity_row(const struct kv_identity *identity, uint64_t begin, uint64_
 	return true;
 }
 
-void kv_prefix_digest_first(const struct kv_identity *identity, uint32_t group,
-			    struct kv_prefix_digest *ret)
+void kv_prefix_digest(const struct kv_blake2b *tokens, uint64_t n,
+		      const struct kv_identity *identity, struct kv_prefix_digest *ret)
 {
-	static const char domain[16] = "kvcached prefix";
-	struct kv_blake2b all;
-	struct sink fields;
-	uint8_t numbers[12];
+	struct kv_blake2b all = *tokens;
+	uint8_t end[8 + KV_DIGEST_BYTES] = {0};
 
-	encode(&fields, identity, 0, 0, true, false);
-	for (int i = 0; i < 4; i++)
-		numbers[i] = (uint8_t)(group >> 8 * i);
 	for (int i = 0; i < 8; i++)
-		numbers[4 + i] = (uint8_t)(fields.n >> 8 * i);
-	kv_blake2b_init(&all);
-	kv_blake2b_add(&all, domain, sizeof(domain));
-	kv_blake2b_add(&all, numbers, sizeof(numbers));
-	kv_blake2b_end(&fields.digest, ret->bytes);
-	kv_blake2b_add(&all, ret->bytes, sizeof(ret->bytes));
+		end[i] = (uint8_t)(n >> 8 * i);
+	if (identity->n) {
+		struct sink said;
+
+		encode(&said, identity, 0, n, true);
+		kv_blake2b_end(&said.digest, end + 8);
+	}
+	kv_blake2b_add(&all, end, sizeof(end));
 	kv_blake2b_end(&all, ret->bytes);
 }
 
-void kv_prefix_digest_next(const struct kv_identity *identity, const int32_t *tokens,
-			   uint64_t begin, uint64_t n, struct kv_prefix_digest *digest)
-{
-	struct kv_blake2b all;
-	uint8_t number[8];
-
-	for (int i = 0; i < 8; i++)
-		number[i] = (uint8_t)(n >> 8 * i);
-	kv_blake2b_init(&all);
-	kv_blake2b_add(&all, digest->bytes, sizeof(digest->bytes));
-	kv_blake2b_add(&all, number, sizeof(number));
-	kv_blake2b_add(&all, tokens, n * sizeof(*tokens));
-	if (identity->n) {
-		struct sink extras;
-
-		encode(&extras, identity, begin, begin + n, false, true);
-		if (extras.n) {
-			uint8_t own[KV_DIGEST_BYTES];
-
-			kv_blake2b_end(&extras.digest, own);
-			kv_blake2b_add(&all, own, sizeof(own));
-		}
-	}
-	kv_blake2b_end(&all, digest->bytes);
-}
-
 void kv_prefix_digest_row(const struct kv_prefix_digest *digest,
-			  const struct kv_identity *identity, uint64_t begin, uint64_t end,
-			  struct kv_shm_row *ret)
+			  const struct kv_identity *identity, uint32_t group, uint64_t begin,
+			  uint64_t end, struct kv_shm_row *ret)
 {
 	struct sink extras;
 
 	memset(ret, 0, sizeof(*ret));
 	ret->form = KV_ROW_PREFIX;
 	memcpy(ret->bytes, digest->bytes, sizeof(digest->bytes));
-	if (!identity->n)
+	memcpy(ret->bytes + 2 * KV_DIGEST_BYTES, &group, sizeof(group));
+	ret->bytes[2 * KV_DIGEST_BYTES + sizeof(group)] = begin == end;
+	if (!identity->n || begin == end)
 		return;
-	encode(&extras, identity, begin, end, false, true);
+	encode(&extras, identity, begin, end, false);
 	ret->n_bytes = extras.n;
 	if (extras.n)
 		kv_blake2b_end(&extras.digest, ret->bytes + KV_DIGEST_BYTES);

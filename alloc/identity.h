@@ -17,10 +17,11 @@
  * length; the form tells them apart. A hit needs an equal row. So what fits is compared byte by
  * byte, and what doesn't is taken for equal only if BLAKE2b-256 is.
  *
- * The prefix digest is for blocks that are found without the blocks before them (windows, states):
+ * The prefix digest is for blocks that are found without the blocks before them (windows, states). Of
+ * the first n tokens of a sequence it is
  *
- *   digest(0) = H(domain, group, encoding of the fields)
- *   digest(k + 1) = H(digest(k), n tokens of unit k, encoding of its extras)
+ *   H(the n tokens, n, H(encoding of the fields and of all extras that reach into them))
+ *
  */
 #ifndef KV_ALLOC_IDENTITY_H
 #define KV_ALLOC_IDENTITY_H
@@ -62,17 +63,17 @@ struct kv_prefix_digest {
 	uint8_t bytes[KV_DIGEST_BYTES];
 };
 
-/* kv_prefix_digest_first() - before the first token. @group: groups of one pool are told apart */
-void kv_prefix_digest_first(const struct kv_identity *identity, uint32_t group,
-			    struct kv_prefix_digest *ret);
+/* kv_prefix_digest() - of the first @n tokens, which @tokens has taken in, and no more */
+void kv_prefix_digest(const struct kv_blake2b *tokens, uint64_t n,
+		      const struct kv_identity *identity, struct kv_prefix_digest *ret);
 
-/* kv_prefix_digest_next() - after the tokens of [begin, begin + n); @digest is before them */
-void kv_prefix_digest_next(const struct kv_identity *identity, const int32_t *tokens,
-			   uint64_t begin, uint64_t n, struct kv_prefix_digest *digest);
-
-/* kv_prefix_digest_row() - the row of a block [begin, end) whose beginning has @digest */
+/**
+ * kv_prefix_digest_row() - the row of a block [begin, end), or of a state (begin == end)
+ * @digest: before @begin
+ * @group:  groups of one pool are told apart
+ */
 void kv_prefix_digest_row(const struct kv_prefix_digest *digest,
-			  const struct kv_identity *identity, uint64_t begin, uint64_t end,
-			  struct kv_shm_row *ret);
+			  const struct kv_identity *identity, uint32_t group, uint64_t begin,
+			  uint64_t end, struct kv_shm_row *ret);
 
 #endif

@@ -7,29 +7,43 @@
 
 #define MOST_POSITIONS ((uint64_t)1 << 48)
 
-static int add(struct kv_seq *seq, const char *what, const struct kv_item *item)
+int kv_item_add(struct kv_identity *identity, const char *what, const struct kv_item *item)
 {
-	int r = kv_forked(seq->pool->fork_generation);
+	int r;
 
-	if (r < 0)
-		return r;
 	if (!item->tag)
 		return kv_error(-EINVAL, "%s: tag 0 given, 1 is the first", what);
 	if (item->n_bytes > KV_IDENTITY_MAX)
 		return kv_error(-EINVAL, "%s: %zu bytes given, at most %u are allowed: give a digest",
 				what, item->n_bytes, KV_IDENTITY_MAX);
-	r = kv_identity_add(&seq->identity, item);
+	r = kv_identity_add(identity, item);
 	return r == -EEXIST ? kv_error(r, "%s: tag %u was given before", what, item->tag) : r;
+}
+
+int kv_extra_check(const struct kv_extra *extra, size_t len)
+{
+	if (!extra->n_tokens)
+		return kv_error(-EINVAL, "extra: n_tokens: 0 given; it must stand for a token");
+	if (extra->position > MOST_POSITIONS || extra->n_tokens > MOST_POSITIONS ||
+	    extra->first > MOST_POSITIONS)
+		return kv_error(-EINVAL, "extra: position %llu, n_tokens %llu, first %llu: at most 2^48",
+				(unsigned long long)extra->position,
+				(unsigned long long)extra->n_tokens,
+				(unsigned long long)extra->first);
+	if (extra->position < len)
+		return kv_error(-EBUSY, "extra: position %llu is among the sequence's %zu tokens",
+				(unsigned long long)extra->position, len);
+	return 0;
 }
 
 KV_PUBLIC int kv_seq_field(struct kv_seq *seq, uint32_t tag, const void *bytes, size_t n)
 {
 	struct kv_item item = { .tag = tag, .bytes = (uint8_t *)bytes, .n_bytes = n };
+	int r = kv_forked(seq->pool->fork_generation);
 
-	if (seq->len)
-		return kv_error(-EBUSY, "field: the sequence has %zu tokens; fields come first",
-				seq->len);
-	return add(seq, "field", &item);
+	if (!r && seq->len)
+		r = kv_error(-EBUSY, "field: the sequence has %zu tokens; fields come first", seq->len);
+	return r ? r : kv_item_add(&seq->identity, "field", &item);
 }
 
 KV_PUBLIC int kv_seq_extra(struct kv_seq *seq, const struct kv_extra *extra)
@@ -40,19 +54,11 @@ KV_PUBLIC int kv_seq_extra(struct kv_seq *seq, const struct kv_extra *extra)
 				.first = extra->first,
 				.bytes = (uint8_t *)extra->bytes,
 				.n_bytes = extra->n_bytes };
+	int r = kv_forked(seq->pool->fork_generation);
 
-	if (!extra->n_tokens)
-		return kv_error(-EINVAL, "extra: n_tokens: 0 given; it must stand for a token");
-	if (extra->position > MOST_POSITIONS || extra->n_tokens > MOST_POSITIONS ||
-	    extra->first > MOST_POSITIONS)
-		return kv_error(-EINVAL, "extra: position %llu, n_tokens %llu, first %llu: at most 2^48",
-				(unsigned long long)extra->position,
-				(unsigned long long)extra->n_tokens,
-				(unsigned long long)extra->first);
-	if (extra->position < seq->len)
-		return kv_error(-EBUSY, "extra: position %llu is among the sequence's %zu tokens",
-				(unsigned long long)extra->position, seq->len);
-	return add(seq, "extra", &item);
+	if (!r)
+		r = kv_extra_check(extra, seq->len);
+	return r ? r : kv_item_add(&seq->identity, "extra", &item);
 }
 
 static uint64_t shared_epoch(const struct kv_pool *pool)

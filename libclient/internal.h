@@ -209,11 +209,18 @@ struct kv_seq {
 	struct kv_key *keys; /* [n_submitted] of the blocks that were published or found */
 	struct kv_identity identity;
 	uint64_t root; /* what its first block follows: the epoch of its first token */
+	/* Of a group sequence, in a group whose blocks are found without their parents (group.h). */
+	const struct kv_gseq *loose; /* NULL: it isn't */
+	uint32_t group;
+	size_t n_holes; /* blocks that were let go: the null block stands in the table */
 	size_t n_submitted;  /* leading blocks, <= len / block_tokens */
 	size_t n_settled;    /* of these, how many have had the daemon's answer */
 	size_t keys_room;
 };
 
+/* identity.c: what a public function may be told. 0; -EINVAL, -EBUSY, -EEXIST with text; -ENOMEM */
+int kv_item_add(struct kv_identity *identity, const char *what, const struct kv_item *item);
+int kv_extra_check(const struct kv_extra *extra, size_t len);
 int kv_seq_grow(void **array, size_t *room, size_t n, size_t item); /* 0 or -ENOMEM */
 void kv_seq_discard(struct kv_seq *seq); /* its memory alone */
 /* kv_seq_begin() - the first token comes: it belongs to the epoch that is now */
@@ -228,6 +235,10 @@ void kv_seq_begin(struct kv_seq *seq);
 bool kv_seq_key(const struct kv_seq *seq, size_t i, const int32_t *tokens, struct kv_key *ret_key,
 		struct kv_shm_row *ret_row);
 
+/* kv_seq_need() - blocks to be had for @n_tokens in total. 0; KV_TOO_LARGE */
+int kv_seq_need(const struct kv_seq *seq, size_t n_tokens, uint32_t *ret);
+/* kv_seq_extend() - take over the leased blocks it needs for them. 0; -ENOMEM: none was taken */
+int kv_seq_extend(struct kv_seq *seq, size_t n_tokens, const kv_block_id *ids);
 /* kv_seq_stamp() - used now: later stamps for the beginning of a chain than for its end */
 void kv_seq_stamp(struct kv_seq *seq, size_t first, size_t end);
 

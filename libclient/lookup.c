@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "alloc/hash_inline.h"
+#include "libclient/group.h"
 #include "libclient/pin.h"
 
 #define FIND_BEHIND 4u /* blocks */
@@ -50,8 +51,14 @@ bool kv_seq_key(const struct kv_seq *seq, size_t i, const int32_t *tokens, struc
 {
 	const struct kv_shm_pool *head = &seq->pool->head;
 	struct kv_key parent = key_before(seq, i);
-	bool has_row = row_of(seq, i, ret_row);
+	bool has_row;
 
+	if (seq->loose) {
+		kv_group_key(seq->loose, seq->group, i * head->block_tokens,
+			     (i + 1) * head->block_tokens, tokens, ret_key, ret_row);
+		return true;
+	}
+	has_row = row_of(seq, i, ret_row);
 	if (has_row)
 		parent = kv_key_fold(head->seed, parent, ret_row, sizeof(*ret_row));
 	*ret_key = kv_key_next(head->seed, parent, tokens, head->block_tokens);

@@ -244,6 +244,7 @@ static SLOW int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
 	for (int i = 0; i < REFILLS; i++) {
 		uint32_t have;
 		int64_t left = deadline - kv_now();
+		int answer;
 
 		r = collect_grants(pool);
 		have = n_idle(pool);
@@ -252,12 +253,15 @@ static SLOW int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
 		if (n > kv_pool_max_blocks(pool))
 			return KV_TOO_LARGE;
 		leave(pool);
-		r = ask(pool, n - have, left > 0 ? left : 0);
-		if (r)
-			return r;
+		answer = ask(pool, n - have, left > 0 ? left : 0);
+		if (answer && answer != KV_NO_ROOM)
+			return answer;
 		r = enter(pool);
 		if (r < 0)
 			return r;
+		/* What was missing may have come by an earlier request for the magazine. */
+		if (answer)
+			break;
 		/* What was idle when we asked may have been called back since: then we ask once more. */
 	}
 	r = collect_grants(pool);

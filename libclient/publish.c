@@ -18,7 +18,7 @@ static int settle(struct kv_seq *seq, void *stream)
 		kv_block_id twin;
 		int r;
 
-		if (kv_block_is_cached(pool, id))
+		if (id == pool->head.null_block || kv_block_is_cached(pool, id))
 			continue;
 		if (kv_block_state(kv_load_acquire(&d->word)) != KV_BLOCK_TWIN)
 			return 0;
@@ -43,7 +43,7 @@ static void prepare(struct kv_seq *seq, size_t i, struct kv_op *op)
 {
 	struct kv_pool *pool = seq->pool;
 	uint32_t size = pool->head.block_tokens;
-	kv_block_id id = seq->table[i], parent = i ? seq->table[i - 1] : -1;
+	kv_block_id id = seq->table[i], parent = i && !seq->loose ? seq->table[i - 1] : -1;
 	const int32_t *tokens = seq->tokens + i * size;
 	struct kv_shm_row row;
 	bool has_row = kv_seq_key(seq, i, tokens, &seq->keys[i], &row);
@@ -89,6 +89,8 @@ KV_PUBLIC int kv_seq_publish(struct kv_seq *seq, void *stream)
 	for (size_t i = seq->n_submitted; i < end; i++) {
 		uint32_t *ref = &pool->refs[seq->table[i]];
 
+		if (seq->table[i] == pool->head.null_block)
+			continue;
 		prepare(seq, i, &ops[n]);
 		ops[n].stamp = now + (end - i);
 		/* A fork may have asked already: the daemon must not be asked twice. */

@@ -58,8 +58,11 @@ void kv_seq_stamp(struct kv_seq *seq, size_t first, size_t end)
 	if (first >= end)
 		return;
 	now = kv_add_relaxed(&shared->clock, end - first);
-	for (size_t i = first; i < end; i++)
-		kv_store_relaxed(&seq->pool->descriptors[seq->table[i]].stamp, now + (end - i));
+	for (size_t i = first; i < end; i++) {
+		if (seq->table[i] != seq->pool->head.null_block)
+			kv_store_relaxed(&seq->pool->descriptors[seq->table[i]].stamp,
+					 now + (end - i));
+	}
 }
 
 /* Releases the blocks from @first on. */
@@ -74,6 +77,8 @@ static int release_from(struct kv_seq *seq, size_t first, void *stream)
 	if (r < 0)
 		return r;
 	seq->n_blocks = first;
+	if (seq->n_holes > first)
+		seq->n_holes = first;
 	KV_KILLPOINT(client_released);
 	return 0;
 }
@@ -161,41 +166,36 @@ static int note_copy(struct kv_pool *pool, kv_block_id old, kv_block_id to)
 	return 0;
 }
 
-KV_PUBLIC int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeout)
+int kv_seq_need(const struct kv_seq *seq, size_t n_tokens, uint32_t *ret)
 {
-	struct kv_pool *pool = seq->pool;
-	size_t need = blocks_for(pool, n_tokens), more;
-	bool copy = must_copy(seq) && n_tokens > seq->len;
-	kv_block_id *fresh;
-	int r = kv_forked(pool->fork_generation);
+	size_t need = blocks_for(seq->pool, n_tokens);
 
-	if (r < 0)
-		return r;
-	kv_later_poll(pool);
-	if (need > kv_pool_max_blocks(pool))
+	if (need > kv_pool_max_blocks(seq->pool) + seq->n_holes)
 		return KV_TOO_LARGE;
-	more = need > seq->n_blocks ? need - seq->n_blocks : 0;
-	if (!more && !copy)
-		return 0;
-	/* New ids land behind the table: on failure nothing of it has changed. */
-	r = kv_seq_grow((void **)&seq->table, &seq->table_room, seq->n_blocks + more + 1,
-			sizeof(*seq->table));
+	*ret = need > seq->n_blocks ? (uint32_t)(need - seq->n_blocks) : 0;
+	*ret += must_copy(seq) && n_tokens > seq->len;
+	return 0;
+}
+
+/* Behind the table, where kv_seq_reserve() has had them put, or from elsewhere. */
+int kv_seq_extend(struct kv_seq *seq, size_t n_tokens, const kv_block_id *ids)
+{
+	size_t need = blocks_for(seq->pool, n_tokens);
+	size_t more = need > seq->n_blocks ? need - seq->n_blocks : 0;
+	int r = kv_seq_grow((void **)&seq->table, &seq->table_room, seq->n_blocks + more + 1,
+			    sizeof(*seq->table));
+
 	if (r < 0)
 		return r;
-	fresh = seq->table + seq->n_blocks;
-	r = kv_magazine_take(pool, (uint32_t)more + copy, fresh, timeout);
-	if (r)
-		return r;
-	if (copy) {
-		size_t at = seq->len / pool->head.block_tokens;
+	memmove(seq->table + seq->n_blocks, ids, more * sizeof(*ids));
+	if (must_copy(seq) && n_tokens > seq->len) {
+		size_t at = seq->len / seq->pool->head.block_tokens;
+		kv_block_id fresh = ids[more];
 
-		r = note_copy(pool, seq->table[at], fresh[more]);
-		if (r < 0) {
-			for (size_t i = 0; i <= more; i++)
-				kv_block_release(pool, fresh[i]);
+		r = note_copy(seq->pool, seq->table[at], fresh);
+		if (r < 0)
 			return r;
-		}
-		seq->table[at] = fresh[more];
+		seq->table[at] = fresh;
 		if (seq->n_submitted > at)
 			seq->n_submitted = at;
 		if (seq->n_settled > at)
@@ -203,6 +203,34 @@ KV_PUBLIC int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeou
 	}
 	seq->n_blocks += more;
 	return 0;
+}
+
+KV_PUBLIC int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeout)
+{
+	struct kv_pool *pool = seq->pool;
+	kv_block_id *fresh;
+	uint32_t n;
+	int r = kv_forked(pool->fork_generation);
+
+	if (r < 0)
+		return r;
+	kv_later_poll(pool);
+	r = kv_seq_need(seq, n_tokens, &n);
+	if (r || !n)
+		return r;
+	/* New ids land behind the table: on failure nothing of it has changed. */
+	r = kv_seq_grow((void **)&seq->table, &seq->table_room, seq->n_blocks + n + 1,
+			sizeof(*seq->table));
+	if (r < 0)
+		return r;
+	fresh = seq->table + seq->n_blocks;
+	r = kv_magazine_take(pool, n, fresh, timeout);
+	if (r)
+		return r;
+	r = kv_seq_extend(seq, n_tokens, fresh);
+	for (uint32_t i = 0; r < 0 && i < n; i++)
+		kv_block_release(pool, fresh[i]);
+	return r;
 }
 
 KV_PUBLIC int kv_seq_append(struct kv_seq *seq, const int32_t *tokens, size_t n)
@@ -252,10 +280,12 @@ KV_PUBLIC int kv_seq_fork(struct kv_seq *seq, struct kv_seq **ret)
 		memcpy(child->keys, seq->keys, seq->n_submitted * sizeof(*seq->keys));
 	for (size_t i = 0; i < n; i++) {
 		child->table[i] = seq->table[i];
-		seq->pool->refs[seq->table[i]]++;
+		if (seq->table[i] != seq->pool->head.null_block)
+			seq->pool->refs[seq->table[i]]++;
 	}
 	child->len = seq->len;
 	child->root = seq->root;
+	child->n_holes = seq->n_holes;
 	child->n_blocks = n;
 	child->n_submitted = seq->n_submitted;
 	child->n_settled = seq->n_settled;

@@ -248,44 +248,60 @@ END_TEST
 
 /* ---- prefix digests ---- */
 
-START_TEST(prefix_digests_differ_in_tokens_lengths_fields_extras_and_groups)
+static struct kv_prefix_digest digest_of(const int32_t *tokens, uint64_t n, size_t part,
+					 const struct kv_identity *identity)
 {
+	struct kv_prefix_digest digest;
+	struct kv_blake2b state;
+
+	kv_blake2b_init(&state);
+	for (size_t at = 0; at < n; at += part)
+		kv_blake2b_add(&state, tokens + at, (n - at < part ? n - at : part) * sizeof(*tokens));
+	kv_prefix_digest(&state, n, identity, &digest);
+	return digest;
+}
+
+START_TEST(prefix_digests_differ_in_tokens_lengths_fields_and_extras_and_rows_also_in_groups)
+{
+	struct kv_identity sets[5] = {{0}};
 	struct kv_prefix_digest d[64];
-	struct kv_identity none = {0}, field = {0}, extra = {0};
-	static const int32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8}, others[8] = {1, 2, 3, 4, 5, 6, 7, 9};
+	int32_t tokens[20], others[20];
 	size_t n = 0;
 
-	add(&field, 1, 0, 0, 0, "X", 1);
-	add(&extra, 1, 5, 1, 0, "X", 1);
-	for (uint32_t group = 0; group < 3; group++) {
-		kv_prefix_digest_first(&none, group, &d[n++]);
-		kv_prefix_digest_first(&field, group, &d[n++]);
+	for (int32_t i = 0; i < 20; i++)
+		tokens[i] = others[i] = i % 3;
+	others[0] = 7;
+	add(&sets[1], 1, 0, 0, 0, "X", 1);
+	add(&sets[2], 1, 0, 1, 0, "X", 1);
+	add(&sets[3], 1, 1, 1, 0, "X", 1);
+	add(&sets[4], 2, 0, 0, 0, "X", 1);
+	for (uint64_t len = 4; len <= 20; len += 4) {
+		for (int set = 0; set < 5; set++) {
+			struct kv_prefix_digest again = digest_of(tokens, len, 1, &sets[set]);
+
+			d[n] = digest_of(tokens, len, 20, &sets[set]);
+			ck_assert(!memcmp(&d[n++], &again, sizeof(again)));
+		}
+		d[n++] = digest_of(others, len, 20, &sets[0]);
 	}
-	for (size_t i = 0; i < 6; i++) {
-		d[n] = d[i];
-		kv_prefix_digest_next(&none, tokens, 0, 4, &d[n++]);
-		d[n] = d[n - 1];
-		kv_prefix_digest_next(&none, tokens + 4, 4, 4, &d[n++]);
-		d[n] = d[n - 2];
-		kv_prefix_digest_next(&extra, tokens + 4, 4, 4, &d[n++]);
-		d[n] = d[i];
-		kv_prefix_digest_next(&none, tokens, 0, 8, &d[n++]);
-		d[n] = d[i];
-		kv_prefix_digest_next(&none, others, 0, 8, &d[n++]);
-		d[n] = d[i];
-		kv_prefix_digest_next(&none, tokens, 0, 0, &d[n++]);
-	}
+	d[n++] = digest_of(tokens, 0, 1, &sets[0]);
 	for (size_t a = 0; a < n; a++)
 		for (size_t b = 0; b < a; b++)
 			expect(memcmp(&d[a], &d[b], sizeof(d[a])), "%zu and %zu", a, b);
 	{
-		struct kv_prefix_digest e = d[0];
+		struct kv_shm_row rows[5];
 
-		kv_prefix_digest_next(&extra, tokens, 0, 4, &e); /* says nothing of these */
-		ck_assert(!memcmp(&e, &d[6], sizeof(e)));
+		kv_prefix_digest_row(&d[2], &sets[2], 0, 0, 8, &rows[0]);
+		kv_prefix_digest_row(&d[2], &sets[0], 0, 0, 8, &rows[1]);
+		kv_prefix_digest_row(&d[2], &sets[0], 1, 0, 8, &rows[2]);
+		kv_prefix_digest_row(&d[2], &sets[0], 0, 0, 0, &rows[3]);
+		kv_prefix_digest_row(&d[3], &sets[0], 0, 0, 8, &rows[4]);
+		for (int a = 0; a < 5; a++)
+			for (int b = 0; b < a; b++)
+				expect(memcmp(&rows[a], &rows[b], sizeof(rows[a])), "%d and %d", a, b);
 	}
-	kv_identity_deinit(&field);
-	kv_identity_deinit(&extra);
+	for (int set = 0; set < 5; set++)
+		kv_identity_deinit(&sets[set]);
 }
 END_TEST
 
@@ -303,7 +319,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase,
 		       what_is_too_long_for_a_row_is_there_as_a_digest_that_no_short_item_has);
 	tcase_add_test(tcase, a_cut_forgets_what_stands_behind_it_and_shortens_what_reaches_over);
-	tcase_add_test(tcase, prefix_digests_differ_in_tokens_lengths_fields_extras_and_groups);
+	tcase_add_test(tcase, prefix_digests_differ_in_tokens_lengths_fields_and_extras_and_rows_also_in_groups);
 	suite_add_tcase(s, tcase);
 	return s;
 }

@@ -1,0 +1,775 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sequences of a model with three groups: full attention, a window, a state. The model is small and
+ * exact: what a token's output is depends on all that the groups keep, through tables and rows alone.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/client.h"
+#include "tests/support/process.h"
+
+#define SIZE	 4 /* tokens of a block */
+#define WINDOW	 6
+#define INTERVAL 8
+#define FULL_G	 0
+#define WINDOW_G 1
+#define STATE_G	 2
+#define N_DRAFTS 3
+
+struct model {
+	struct kv_client *client;
+	struct kv_pool *pools[3];
+	struct kv_groups *groups;
+	struct kv_view views[3];
+};
+
+static struct model m;
+static const char *const names[3] = {"model.full", "model.window", "model.state"};
+
+static struct kv_pool *open_pool(struct kv_client *client, const char *name, uint32_t block_tokens,
+				 uint32_t n_blocks)
+{
+	static const struct kv_component k = {
+		.role = KV_ROLE_K, .dtype = KV_F32, .n_heads = 1, .head_dim = 64, .scale = 1};
+	struct kv_layout layout = {.kind = KV_LAYOUT_FLAT, .block_tokens = block_tokens,
+				   .n_components = 1, .components = &k};
+	KV_OPTIONS(kv_pool_options, what, .name = name, .layout = &layout, .mapped = 1,
+		   .max_bytes = n_blocks ? (uint64_t)(n_blocks + 1) * block_tokens * 256 : 0);
+	struct kv_pool *pool;
+
+	must(kv_pool_open(client, &what, &pool));
+	return pool;
+}
+
+static void model_open(struct model *model, uint32_t n_rows, uint32_t n_drafts)
+{
+	struct kv_group groups[3] = {
+		{.kind = KV_GROUP_FULL},
+		{.kind = KV_GROUP_WINDOW, .window = WINDOW},
+		{.kind = KV_GROUP_STATE, .interval = INTERVAL, .n_drafts = n_drafts}};
+	KV_OPTIONS(kv_groups_options, what, .groups = groups, .n_groups = 3);
+
+	model->client = client_new();
+	for (int g = 0; g < 3; g++) {
+		model->pools[g] = open_pool(model->client, names[g], g == STATE_G ? 1 : SIZE,
+					    g == STATE_G ? n_rows : 200);
+		groups[g].pool = model->pools[g];
+		must(kv_pool_view(model->pools[g], 0, 0, &model->views[g]));
+	}
+	must(kv_groups_new(&what, &model->groups));
+}
+
+static void model_close(struct model *model)
+{
+	kv_groups_free(model->groups);
+	for (int g = 0; g < 3; g++)
+		kv_pool_close(model->pools[g]);
+	kv_disconnect(model->client);
+}
+
+static void setup(void)
+{
+	daemon_start("--host", "32M");
+	model_open(&m, 64, N_DRAFTS);
+}
+
+static void teardown(void)
+{
+	struct kv_client *client = client_new();
+
+	model_close(&m);
+	books_balance(client);
+	for (int g = 0; g < 3; g++) {
+		struct kv_pool_stats s = pool_stats(client, names[g]);
+
+		expect(!s.blocks_leased && !s.blocks_cached_held, "%s: %llu leased, %llu held",
+		       names[g], (unsigned long long)s.blocks_leased,
+		       (unsigned long long)s.blocks_cached_held);
+	}
+	kv_disconnect(client);
+	daemon_stop();
+}
+
+/* ---- the model ---- */
+
+static uint32_t *token_at(const struct model *model, int g, const struct kv_gseq *seq, size_t p)
+{
+	const kv_block_id *ids;
+	struct kv_pool_info info;
+
+	kv_pool_info(model->pools[g], &info);
+	kv_seq_blocks(kv_gseq_seq(seq, (uint32_t)g), &ids);
+	expect(ids[p / SIZE] != info.null_block, "group %d: token %zu has no block", g, p);
+	return (uint32_t *)(void *)((char *)model->views[g].base +
+				    ids[p / SIZE] * model->views[g].block_stride +
+				    (int64_t)(p % SIZE) * model->views[g].token_stride);
+}
+
+static uint32_t *row_at(const struct model *model, int32_t row)
+{
+	return (uint32_t *)(void *)((char *)model->views[STATE_G].base +
+				    row * model->views[STATE_G].block_stride);
+}
+
+/* What the model says after @n tokens, by definition. */
+static uint64_t expected_output(const int32_t *tokens, size_t n)
+{
+	uint32_t state = 0, all = 0, window = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		state = state * 31 + (uint32_t)tokens[i];
+		all += (uint32_t)tokens[i] * 7 + (uint32_t)i;
+		if (i + WINDOW >= n)
+			window = window * 5 + (uint32_t)tokens[i] * 3;
+	}
+	return ((uint64_t)state << 32) ^ ((uint64_t)all << 16) ^ window;
+}
+
+/* A step over the last @n tokens, from tables and rows. Return: the output after the last of them. */
+static uint64_t run(const struct model *model, struct kv_gseq *seq, const int32_t *tokens, size_t n)
+{
+	int32_t read[3], write[3], computed[3], steps[3][1 + N_DRAFTS], table[3][32];
+	struct kv_state_lanes lanes = {.read_rows = read, .write_rows = write,
+				       .n_computed = computed, .step_rows = steps[0],
+				       .table = table[0], .table_width = 32};
+	size_t len = kv_gseq_len(seq);
+	uint32_t state = 0, all = 0, window = 0;
+
+	must(kv_state_lanes(&seq, 1, 3, STATE_G, &lanes));
+	expect(computed[0] == (int32_t)(len - n), "%d tokens computed", computed[0]);
+	if (computed[0])
+		state = *row_at(model, read[0]);
+	for (size_t i = len - n; i < len; i++) {
+		*token_at(model, FULL_G, seq, i) = (uint32_t)tokens[i] * 7 + (uint32_t)i;
+		*token_at(model, WINDOW_G, seq, i) = (uint32_t)tokens[i] * 3;
+		state = state * 31 + (uint32_t)tokens[i];
+		if (steps[0][0] >= 0)
+			*row_at(model, steps[0][i - (len - n)]) = state;
+		if ((i + 1) % INTERVAL == 0 && table[0][(i + 1) / INTERVAL - 1] >= 0)
+			*row_at(model, table[0][(i + 1) / INTERVAL - 1]) = state;
+	}
+	if (write[0] >= 0)
+		*row_at(model, write[0]) = state;
+	for (size_t i = 0; i < len; i++) {
+		all += *token_at(model, FULL_G, seq, i);
+		if (i + WINDOW >= len)
+			window = window * 5 + *token_at(model, WINDOW_G, seq, i);
+	}
+	return ((uint64_t)state << 32) ^ ((uint64_t)all << 16) ^ window;
+}
+
+/* Appends up to @to, in steps of @chunk, and checks each step's output. */
+static void compute(const struct model *model, struct kv_gseq *seq, const int32_t *tokens, size_t to,
+		    size_t chunk)
+{
+	while (kv_gseq_len(seq) < to) {
+		size_t len = kv_gseq_len(seq), n = to - len < chunk ? to - len : chunk;
+
+		must(kv_gseq_reserve(seq, len + n, TIMEOUT));
+		must(kv_gseq_append(seq, tokens + len, n));
+		expect(run(model, seq, tokens, n) == expected_output(tokens, len + n),
+		       "after %zu + %zu tokens", len, n);
+		must(kv_gseq_publish(seq, NULL));
+		must(kv_gseq_done(seq, len + n, NULL));
+	}
+}
+
+static struct kv_gseq *new_seq(const struct model *model)
+{
+	struct kv_gseq *seq;
+
+	must(kv_gseq_new(model->groups, &seq));
+	return seq;
+}
+
+static size_t look_up(struct kv_gseq *seq, const int32_t *tokens, size_t n)
+{
+	size_t hit;
+
+	must(kv_gseq_lookup(seq, tokens, n, &hit));
+	return hit;
+}
+
+static size_t hit_now(const int32_t *tokens, size_t n)
+{
+	struct kv_gseq *seq = new_seq(&m);
+	size_t hit = look_up(seq, tokens, n);
+
+	kv_gseq_free(seq, NULL);
+	return hit;
+}
+
+static void settled(void)
+{
+	must(kv_ping(m.client, TIMEOUT));
+}
+
+/* ---- hits ---- */
+
+START_TEST(chunks_of_any_size_give_the_same_output_and_what_was_published_is_found_in_all_groups)
+{
+	const int32_t *tokens = tokens_of(1, 100);
+	struct kv_gseq *seq = new_seq(&m);
+	size_t chunk = (size_t)_i, hit;
+
+	compute(&m, seq, tokens, 53, chunk);
+	kv_gseq_free(seq, NULL);
+	settled();
+	ck_assert_uint_eq(kv_groups_unit(m.groups), 8);
+	/* The last token is left to compute; a hit ends where all groups' blocks do. */
+	ck_assert_uint_eq(hit_now(tokens, 100), 48);
+	ck_assert_uint_eq(hit_now(tokens, 49), 48);
+	ck_assert_uint_eq(hit_now(tokens, 48), 40);
+	ck_assert_uint_eq(hit_now(tokens, 8), 0);
+
+	seq = new_seq(&m);
+	hit = look_up(seq, tokens, 80);
+	ck_assert_uint_eq(hit, 48);
+	compute(&m, seq, tokens, 80, 11);
+	kv_gseq_free(seq, NULL);
+}
+END_TEST
+
+/* Attention has so many units, and checkpoints are at bit i for i + 1 units: what is found of five? */
+static const struct {
+	size_t n_attention;
+	unsigned checkpoints;
+	size_t expected; /* units */
+} offers[] = {
+	{3, 0x08, 0}, {8, 0x88, 4}, {7, 0x88, 4}, {8, 0, 0}, {4, 0x08, 4}, {5, 0x0c, 4}, {2, 0x0f, 2},
+	{0, 0x0f, 0},
+};
+
+START_TEST(a_hit_is_offered_only_where_every_group_has_it)
+{
+	const int32_t *tokens = tokens_of(1, 80);
+	struct kv_group parts[2] = {{.kind = KV_GROUP_FULL, .pool = m.pools[FULL_G]},
+				    {.kind = KV_GROUP_WINDOW, .pool = m.pools[WINDOW_G],
+				     .window = WINDOW}};
+	struct kv_group state = {.kind = KV_GROUP_STATE, .pool = m.pools[STATE_G],
+				 .interval = INTERVAL};
+	struct {
+		struct kv_group *groups;
+		uint32_t n;
+	} both[2] = {{parts, 2}, {&state, 1}};
+
+	for (int k = 0; k < 2; k++) {
+		KV_OPTIONS(kv_groups_options, what, .groups = both[k].groups,
+			   .n_groups = both[k].n);
+		struct kv_groups *groups;
+
+		must(kv_groups_new(&what, &groups));
+		for (size_t unit = 1; unit <= 8; unit++) {
+			struct kv_gseq *seq;
+
+			if (k ? !(offers[_i].checkpoints >> (unit - 1) & 1) :
+				unit > offers[_i].n_attention)
+				continue;
+			must(kv_gseq_new(groups, &seq));
+			must(kv_gseq_reserve(seq, unit * 8, TIMEOUT));
+			must(kv_gseq_append(seq, tokens, unit * 8));
+			must(kv_gseq_publish(seq, NULL));
+			kv_gseq_free(seq, NULL);
+		}
+		kv_groups_free(groups);
+	}
+	settled();
+	ck_assert_uint_eq(hit_now(tokens, 41), offers[_i].expected * 8);
+}
+END_TEST
+
+START_TEST(fields_and_extras_are_told_apart_in_every_group)
+{
+	const int32_t *tokens = tokens_of(1, 40);
+	struct kv_extra image = {.tag = KV_TAG_IMAGE, .position = 10, .n_tokens = 3, .bytes = "a",
+				 .n_bytes = 1};
+	struct kv_gseq *seq = new_seq(&m);
+
+	must(kv_gseq_field(seq, KV_TAG_SALT, "s", 1));
+	must(kv_gseq_extra(seq, &image));
+	compute(&m, seq, tokens, 24, 8);
+	kv_gseq_free(seq, NULL);
+	settled();
+	ck_assert_uint_eq(hit_now(tokens, 40), 0);
+	for (int k = 0; k < 4; k++) {
+		seq = new_seq(&m);
+		must(kv_gseq_field(seq, KV_TAG_SALT, k == 1 ? "t" : "s", 1));
+		image.bytes = k == 2 ? "b" : "a";
+		if (k != 3)
+			must(kv_gseq_extra(seq, &image));
+		/* The image is in the second unit: the first one is the same without it. */
+		ck_assert_uint_eq(look_up(seq, tokens, 40), k == 0 ? 24 : k == 1 ? 0 : 8);
+		kv_gseq_free(seq, NULL);
+	}
+	for (int g = 0; g < 3; g++)
+		must(kv_pool_new_epoch(m.client, names[g], NULL, NULL, TIMEOUT));
+	seq = new_seq(&m);
+	image.bytes = "a";
+	must(kv_gseq_field(seq, KV_TAG_SALT, "s", 1));
+	must(kv_gseq_extra(seq, &image));
+	ck_assert_uint_eq(look_up(seq, tokens, 40), 0);
+	compute(&m, seq, tokens, 24, 8);
+	kv_gseq_free(seq, NULL);
+}
+END_TEST
+
+START_TEST(a_search_goes_on_from_what_a_sequence_has_published_itself)
+{
+	const int32_t *tokens = tokens_of(1, 80);
+	struct kv_gseq *a = new_seq(&m), *b = new_seq(&m);
+
+	compute(&m, a, tokens, 16, 8);
+	compute(&m, b, tokens, 40, 8);
+	settled();
+	must(kv_gseq_publish(a, NULL));
+	must(kv_gseq_reserve(a, 60, TIMEOUT));
+	ck_assert_uint_eq(look_up(a, tokens, 80), 40);
+	compute(&m, a, tokens, 64, 5);
+	kv_gseq_free(b, NULL);
+	kv_gseq_free(a, NULL);
+}
+END_TEST
+
+static void engine(struct process *self, void *arg)
+{
+	const int32_t *tokens = tokens_of(1, 100);
+	struct model own;
+	struct kv_gseq *seq;
+
+	(void)arg;
+	model_open(&own, 64, N_DRAFTS);
+	for (size_t to = 33;; to = 77) {
+		process_wait(self);
+		seq = new_seq(&own);
+		process_say(self, (int64_t)look_up(seq, tokens, 100));
+		compute(&own, seq, tokens, to, 7);
+		must(kv_ping(own.client, TIMEOUT));
+		kv_gseq_free(seq, NULL);
+		process_say(self, 0);
+		if (to == 77)
+			break;
+	}
+	model_close(&own);
+}
+
+START_TEST(a_second_process_continues_from_the_firsts_checkpoint_and_blocks_with_the_same_output)
+{
+	struct process *a = process_start(engine, NULL), *b = process_start(engine, NULL);
+	/* A computes 33, B finds 32 of them and computes its own 33; A finds 32 and goes on to 77. */
+	static const int64_t expected[4] = {0, 32, 32, 72};
+
+	for (int i = 0; i < 4; i++) {
+		struct process *p = i % 2 ? b : a;
+
+		process_go(p);
+		ck_assert_int_eq(process_hear(p), expected[i]);
+		process_hear(p);
+	}
+	process_end(a);
+	process_end(b);
+}
+END_TEST
+
+/* ---- room ---- */
+
+START_TEST(a_short_request_takes_a_block_and_a_row_and_is_refused_for_rows_alone)
+{
+	const int32_t *tokens = tokens_of(1, 12);
+	struct kv_gseq *seqs[65];
+	uint64_t before;
+
+	model_close(&m);
+	{
+		struct kv_client *client = client_new();
+
+		must(kv_pool_drop(client, names[STATE_G], TIMEOUT));
+		kv_disconnect(client);
+	}
+	model_open(&m, 64, 0);
+	for (int i = 0; i < 64; i++) {
+		seqs[i] = new_seq(&m);
+		expect(kv_gseq_reserve(seqs[i], 3, 0) == 0, "sequence %d", i);
+	}
+	settled();
+	seqs[64] = new_seq(&m);
+	before = pool_stats(m.client, names[FULL_G]).blocks_free;
+	ck_assert_int_eq(kv_gseq_reserve(seqs[64], 3, 0), KV_NO_ROOM);
+	ck_assert_uint_eq(kv_seq_capacity(kv_gseq_seq(seqs[64], FULL_G)), 0);
+	ck_assert_int_eq(kv_gseq_append(seqs[64], tokens, 1), -ENOSPC);
+	/* What the refusal had taken for the other groups has gone back, but for a magazine's fill. */
+	ck_assert_uint_ge(pool_stats(m.client, names[FULL_G]).blocks_free + 32, before);
+	kv_gseq_free(seqs[0], NULL);
+	must(kv_gseq_reserve(seqs[64], 3, TIMEOUT));
+	for (int i = 1; i < 65; i++)
+		kv_gseq_free(seqs[i], NULL);
+	ck_assert_int_eq(kv_gseq_reserve(seqs[0] = new_seq(&m), 4 * 201, 0), KV_TOO_LARGE);
+	kv_gseq_free(seqs[0], NULL);
+}
+END_TEST
+
+START_TEST(a_failed_admission_leaves_nothing_behind_a_thousand_times)
+{
+	const int32_t *tokens = tokens_of(1, 80);
+	struct kv_gseq *holder = new_seq(&m), *big = new_seq(&m);
+	struct kv_pool_stats before[3];
+
+	compute(&m, holder, tokens, 24, 8);
+	settled();
+	must(kv_gseq_publish(holder, NULL));
+	/* All other blocks of the full group are somebody's. */
+	must(kv_gseq_reserve(big, (200 - 8) * SIZE, TIMEOUT));
+	settled();
+	for (int g = 0; g < 3; g++)
+		before[g] = pool_stats(m.client, names[g]);
+	for (int i = 0; i < 1000; i++) {
+		struct kv_gseq *seq = new_seq(&m);
+
+		expect(look_up(seq, tokens, 80) == 24, "round %d", i);
+		expect(kv_gseq_reserve(seq, 24 + 10 * SIZE, 0) == KV_NO_ROOM, "round %d", i);
+		kv_gseq_free(seq, NULL);
+	}
+	settled();
+	for (int g = 0; g < 3; g++) {
+		struct kv_pool_stats now = pool_stats(m.client, names[g]);
+
+		ck_assert_uint_eq(now.blocks_cached, before[g].blocks_cached);
+		ck_assert_uint_eq(now.blocks_cached_held, before[g].blocks_cached_held);
+		expect(now.blocks_leased <= before[g].blocks_leased + 16, "%s: %llu leased, was %llu",
+		       names[g], (unsigned long long)now.blocks_leased,
+		       (unsigned long long)before[g].blocks_leased);
+	}
+	kv_gseq_free(big, NULL);
+	compute(&m, holder, tokens, 80, 8);
+	kv_gseq_free(holder, NULL);
+}
+END_TEST
+
+/* ---- rollback, fork, drafts ---- */
+
+START_TEST(a_rollback_is_in_all_groups_or_in_none)
+{
+	const int32_t *tokens = tokens_of(1, 40);
+	int32_t others[40];
+	struct kv_gseq *seq;
+	const kv_block_id *ids;
+	size_t n_blocks;
+
+	/* One row a sequence: there is no state but the current and at checkpoints. */
+	model_close(&m);
+	model_open(&m, 64, 0);
+	seq = new_seq(&m);
+	compute(&m, seq, tokens, 16, 16);
+	must(kv_gseq_reserve(seq, 20, TIMEOUT));
+	must(kv_gseq_append(seq, tokens + 16, 4));
+	ck_assert(run(&m, seq, tokens, 4) == expected_output(tokens, 20));
+	refused(kv_gseq_rollback(seq, 18, NULL), -ENODATA, "20");
+	refused(kv_gseq_rollback(seq, 8, NULL), -ENODATA, "8");
+	refused(kv_gseq_rollback(seq, 21, NULL), -EINVAL, "21");
+	ck_assert_uint_eq(kv_gseq_len(seq), 20);
+	n_blocks = kv_seq_blocks(kv_gseq_seq(seq, FULL_G), &ids);
+	ck_assert_uint_eq(n_blocks, 5);
+
+	must(kv_gseq_rollback(seq, 16, NULL));
+	ck_assert_uint_eq(kv_gseq_len(seq), 16);
+	ck_assert_uint_eq(kv_seq_len(kv_gseq_seq(seq, FULL_G)), 16);
+	ck_assert_uint_eq(kv_seq_len(kv_gseq_seq(seq, WINDOW_G)), 16);
+	ck_assert_uint_eq(kv_seq_blocks(kv_gseq_seq(seq, FULL_G), &ids), 4);
+	memcpy(others, tokens, sizeof(others));
+	others[17] = 12345;
+	compute(&m, seq, others, 40, 3);
+
+	/* Window blocks that have left can't come back. */
+	refused(kv_gseq_rollback(seq, 24, NULL), -ENODATA, "24");
+	must(kv_gseq_rollback(seq, 0, NULL));
+	ck_assert_uint_eq(kv_seq_blocks(kv_gseq_seq(seq, FULL_G), &ids), 0);
+	ck_assert_uint_eq(kv_seq_blocks(kv_gseq_seq(seq, WINDOW_G), &ids), 0);
+	compute(&m, seq, tokens, 24, 6);
+	kv_gseq_free(seq, NULL);
+}
+END_TEST
+
+START_TEST(drafts_are_rolled_back_to_any_token_of_their_step)
+{
+	int32_t tokens[60], drafts[60];
+	struct kv_gseq *seq = new_seq(&m);
+
+	memcpy(tokens, tokens_of(1, 60), sizeof(tokens));
+	compute(&m, seq, tokens, 13, 13);
+	for (size_t len = 13; len + 4 < 60;) {
+		size_t accepted = 1 + len % 4; /* of the one that is sure and three drafts */
+
+		memcpy(drafts, tokens, sizeof(drafts));
+		for (size_t i = len + accepted; i < len + 4; i++)
+			drafts[i] += 1000;
+		must(kv_gseq_reserve(seq, len + 4, TIMEOUT));
+		must(kv_gseq_append(seq, drafts + len, 4));
+		expect(run(&m, seq, drafts, 4) == expected_output(drafts, len + 4), "drafts at %zu",
+		       len);
+		must(kv_gseq_rollback(seq, len + accepted, NULL));
+		must(kv_gseq_publish(seq, NULL));
+		must(kv_gseq_done(seq, len + accepted, NULL));
+		len += accepted;
+	}
+	/* Which of them were rejected is not to be seen in what is found. */
+	settled();
+	ck_assert_uint_ge(hit_now(tokens, 60), 16);
+	{
+		struct kv_gseq *other = new_seq(&m);
+
+		look_up(other, tokens, 60);
+		compute(&m, other, tokens, 60, 9);
+		kv_gseq_free(other, NULL);
+	}
+	kv_gseq_free(seq, NULL);
+}
+END_TEST
+
+START_TEST(forks_go_on_from_one_state_each_for_itself)
+{
+	int32_t tokens[40], others[40];
+	struct kv_gseq *seq = new_seq(&m), *forks[8];
+
+	memcpy(tokens, tokens_of(1, 40), sizeof(tokens));
+	compute(&m, seq, tokens, 19, 7);
+	for (int i = 0; i < 8; i++)
+		must(kv_gseq_fork(i % 2 ? forks[i - 1] : seq, &forks[i]));
+	refused(kv_gseq_append(forks[0], tokens + 19, 1), -EPERM, "shared");
+	for (int i = 0; i < 8; i++) {
+		memcpy(others, tokens, sizeof(others));
+		for (int k = 19; k < 40; k++)
+			others[k] += i * 100;
+		/* The pool's copies of blocks that are shared: done before the step writes. */
+		must(kv_gseq_reserve(forks[i], 40, TIMEOUT));
+		for (int g = 0; g < 2; g++) {
+			KV_OPTIONS(kv_batch_options, sizes, .max_seqs = 1, .max_tokens = 64,
+				   .max_blocks_per_seq = 64);
+			struct kv_batch *batch;
+			struct kv_batch_item item = {kv_gseq_seq(forks[i], (uint32_t)g), 1};
+
+			must(kv_batch_new(m.pools[g], &sizes, &batch));
+			must(kv_batch_build(batch, &item, 1, 0, 0));
+			must(kv_batch_copy(batch, NULL));
+			kv_batch_free(batch);
+		}
+		compute(&m, forks[i], others, 40, 5);
+	}
+	for (int i = 0; i < 8; i++)
+		kv_gseq_free(forks[i], NULL);
+	must(kv_gseq_reserve(seq, 40, TIMEOUT));
+	compute(&m, seq, tokens, 19, 5);
+	kv_gseq_free(seq, NULL);
+}
+END_TEST
+
+/* ---- windows ---- */
+
+START_TEST(window_blocks_leave_behind_finished_tokens_not_scheduled_ones)
+{
+	struct kv_pool *pool = open_pool(m.client, "window.128", 32, 100);
+	struct kv_group group = {.kind = KV_GROUP_WINDOW, .pool = pool, .window = 128};
+	KV_OPTIONS(kv_groups_options, what, .groups = &group, .n_groups = 1);
+	const int32_t *tokens = tokens_of(1, 200);
+	struct kv_groups *groups;
+	struct kv_pool_info info;
+	const kv_block_id *ids;
+	struct kv_gseq *seq;
+
+	kv_pool_info(pool, &info);
+	must(kv_groups_new(&what, &groups));
+	must(kv_gseq_new(groups, &seq));
+	must(kv_gseq_reserve(seq, 200, TIMEOUT));
+	must(kv_gseq_append(seq, tokens, 158));
+	must(kv_gseq_done(seq, 158, NULL));
+	must(kv_gseq_append(seq, tokens + 158, 1));
+	must(kv_gseq_done(seq, 158, NULL));
+	kv_seq_blocks(kv_gseq_seq(seq, 0), &ids);
+	ck_assert_int_ne(ids[0], info.null_block);
+	must(kv_gseq_done(seq, 159, NULL));
+	kv_seq_blocks(kv_gseq_seq(seq, 0), &ids);
+	ck_assert_int_eq(ids[0], info.null_block);
+	ck_assert_int_ne(ids[1], info.null_block);
+
+	/* Five drafts in flight, four of them rejected: what one token needs is there. */
+	must(kv_gseq_append(seq, tokens + 159, 31));
+	must(kv_gseq_done(seq, 190, NULL));
+	must(kv_gseq_append(seq, tokens + 190, 5));
+	must(kv_gseq_done(seq, 190, NULL));
+	must(kv_gseq_rollback(seq, 191, NULL));
+	kv_seq_blocks(kv_gseq_seq(seq, 0), &ids);
+	ck_assert_int_ne(ids[(191 - 127) / 32], info.null_block);
+	must(kv_gseq_done(seq, 191, NULL));
+	kv_seq_blocks(kv_gseq_seq(seq, 0), &ids);
+	ck_assert_int_eq(ids[1], info.null_block);
+	ck_assert_int_ne(ids[2], info.null_block);
+	kv_gseq_free(seq, NULL);
+	kv_groups_free(groups);
+	kv_pool_close(pool);
+}
+END_TEST
+
+START_TEST(a_sequence_longer_than_the_pool_fits_in_a_window)
+{
+	struct kv_pool *pool = open_pool(m.client, "window.small", SIZE, 6);
+	struct kv_group group = {.kind = KV_GROUP_CHUNKED, .pool = pool, .window = 8};
+	KV_OPTIONS(kv_groups_options, what, .groups = &group, .n_groups = 1);
+	const int32_t *tokens = tokens_of(1, 400);
+	struct kv_groups *groups;
+	struct kv_gseq *seq;
+
+	must(kv_groups_new(&what, &groups));
+	must(kv_gseq_new(groups, &seq));
+	for (size_t len = 0; len < 400; len += 4) {
+		must(kv_gseq_reserve(seq, len + 4, TIMEOUT));
+		must(kv_gseq_append(seq, tokens + len, 4));
+		must(kv_gseq_publish(seq, NULL));
+		must(kv_gseq_done(seq, len + 4, NULL));
+	}
+	kv_gseq_free(seq, NULL);
+	kv_groups_free(groups);
+	kv_pool_close(pool);
+}
+END_TEST
+
+/* ---- groups in one pool; padding; refusals ---- */
+
+START_TEST(groups_that_share_a_pool_never_find_each_others_blocks)
+{
+	struct kv_pool *pool = m.pools[FULL_G];
+	struct kv_group four[4] = {{.kind = KV_GROUP_FULL, .pool = pool},
+				   {.kind = KV_GROUP_FULL, .pool = pool},
+				   {.kind = KV_GROUP_WINDOW, .pool = pool, .window = 8},
+				   {.kind = KV_GROUP_WINDOW, .pool = pool, .window = 8}};
+	KV_OPTIONS(kv_groups_options, what, .groups = four, .n_groups = 4);
+	const int32_t *tokens = tokens_of(1, 33);
+	struct kv_groups *groups;
+	struct kv_gseq *a, *b;
+	const kv_block_id *of_a, *of_b;
+
+	must(kv_groups_new(&what, &groups));
+	must(kv_gseq_new(groups, &a));
+	must(kv_gseq_reserve(a, 32, TIMEOUT));
+	must(kv_gseq_append(a, tokens, 32));
+	must(kv_gseq_publish(a, NULL));
+	settled();
+	ck_assert_uint_eq(pool_stats(m.client, names[FULL_G]).blocks_cached, 4 * 8);
+	must(kv_gseq_new(groups, &b));
+	ck_assert_uint_eq(look_up(b, tokens, 33), 32);
+	for (uint32_t g = 0; g < 4; g++) {
+		kv_seq_blocks(kv_gseq_seq(a, g), &of_a);
+		kv_seq_blocks(kv_gseq_seq(b, g), &of_b);
+		for (int i = g < 2 ? 0 : 6; i < 8; i++)
+			expect(of_a[i] == of_b[i], "group %u, block %d: %d, not %d", g, i, of_b[i],
+			       of_a[i]);
+	}
+	kv_gseq_free(a, NULL);
+	kv_gseq_free(b, NULL);
+	kv_groups_free(groups);
+}
+END_TEST
+
+START_TEST(padding_lanes_name_the_null_row_and_take_none)
+{
+	const int32_t *tokens = tokens_of(1, 8);
+	int32_t read[8], write[8], computed[8], steps[8][1 + N_DRAFTS], table[8][2];
+	struct kv_state_lanes lanes = {.read_rows = read, .write_rows = write,
+				       .n_computed = computed, .step_rows = steps[0],
+				       .table = table[0], .table_width = 2};
+	struct kv_pool_info info;
+	struct kv_gseq *seqs[5];
+
+	kv_pool_info(m.pools[STATE_G], &info);
+	for (int i = 0; i < 5; i++) {
+		seqs[i] = new_seq(&m);
+		must(kv_gseq_reserve(seqs[i], 8, TIMEOUT));
+		must(kv_gseq_append(seqs[i], tokens, i < 4 ? 5 : 1));
+	}
+	must(kv_state_lanes(seqs, 5, 8, STATE_G, &lanes));
+	for (int i = 0; i < 5; i++) {
+		ck_assert_int_eq(read[i], -1);
+		ck_assert(i < 4 ? write[i] >= 0 && write[i] != info.null_block : write[i] == -1);
+		ck_assert(i < 4 ? steps[i][0] == -1 : steps[i][0] >= 0);
+		ck_assert_int_eq(computed[i], 0);
+		for (int k = 0; k < i; k++)
+			ck_assert_int_ne(write[i], write[k]);
+	}
+	for (int i = 5; i < 8; i++) {
+		ck_assert_int_eq(read[i], info.null_block);
+		ck_assert_int_eq(write[i], info.null_block);
+		ck_assert_int_eq(steps[i][N_DRAFTS], info.null_block);
+		ck_assert_int_eq(table[i][1], info.null_block);
+		ck_assert_int_eq(computed[i], 0);
+	}
+	refused(kv_state_lanes(seqs, 5, 8, FULL_G, &lanes), -EINVAL, "no state");
+	lanes.step_rows = NULL;
+	refused(kv_state_lanes(seqs, 5, 8, STATE_G, &lanes), -EINVAL, "step_rows");
+	for (int i = 0; i < 5; i++)
+		kv_gseq_free(seqs[i], NULL);
+}
+END_TEST
+
+START_TEST(groups_that_cannot_be_are_refused_by_name)
+{
+	struct kv_pool *pool = m.pools[FULL_G], *rows = m.pools[STATE_G];
+	const struct {
+		struct kv_group group;
+		const char *words;
+	} wrong[] = {
+		{{.kind = KV_GROUP_FULL}, "groups[1].pool"},
+		{{.kind = KV_GROUP_CROSS, .pool = pool}, "groups[1].kind"},
+		{{.kind = KV_GROUP_WINDOW, .pool = pool}, "groups[1].window"},
+		{{.kind = KV_GROUP_STATE, .pool = rows}, "groups[1].interval"},
+		{{.kind = KV_GROUP_STATE, .pool = rows, .interval = 6}, "multiple"},
+		{{.kind = KV_GROUP_STATE, .pool = rows, .interval = 8, .n_drafts = 300}, "n_drafts"},
+	};
+
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		struct kv_group two[2] = {{.kind = KV_GROUP_FULL, .pool = pool}, wrong[i].group};
+		KV_OPTIONS(kv_groups_options, what, .groups = two, .n_groups = 2);
+		struct kv_groups *groups;
+
+		refused(kv_groups_new(&what, &groups), -EINVAL, wrong[i].words);
+		what.n_groups = 0;
+		refused(kv_groups_new(&what, &groups), -EINVAL, "n_groups");
+	}
+}
+END_TEST
+
+static Suite *suite(void)
+{
+	Suite *s = suite_create("group");
+	TCase *tcase = tcase_create("group");
+
+	tcase_add_checked_fixture(tcase, setup, teardown);
+	tcase_set_timeout(tcase, 60);
+	tcase_add_loop_test(
+		tcase,
+		chunks_of_any_size_give_the_same_output_and_what_was_published_is_found_in_all_groups,
+		1, 20);
+	tcase_add_loop_test(tcase, a_hit_is_offered_only_where_every_group_has_it, 0,
+			    sizeof(offers) / sizeof(offers[0]));
+	tcase_add_test(tcase, fields_and_extras_are_told_apart_in_every_group);
+	tcase_add_test(tcase, a_search_goes_on_from_what_a_sequence_has_published_itself);
+	tcase_add_test(
+		tcase,
+		a_second_process_continues_from_the_firsts_checkpoint_and_blocks_with_the_same_output);
+	tcase_add_test(tcase,
+		       a_short_request_takes_a_block_and_a_row_and_is_refused_for_rows_alone);
+	tcase_add_test(tcase, a_failed_admission_leaves_nothing_behind_a_thousand_times);
+	tcase_add_test(tcase, a_rollback_is_in_all_groups_or_in_none);
+	tcase_add_test(tcase, drafts_are_rolled_back_to_any_token_of_their_step);
+	tcase_add_test(tcase, forks_go_on_from_one_state_each_for_itself);
+	tcase_add_test(tcase, window_blocks_leave_behind_finished_tokens_not_scheduled_ones);
+	tcase_add_test(tcase, a_sequence_longer_than_the_pool_fits_in_a_window);
+	tcase_add_test(tcase, groups_that_share_a_pool_never_find_each_others_blocks);
+	tcase_add_test(tcase, padding_lanes_name_the_null_row_and_take_none);
+	tcase_add_test(tcase, groups_that_cannot_be_are_refused_by_name);
+	suite_add_tcase(s, tcase);
+	return s;
+}
+
+int main(void)
+{
+	return daemon_run_tests(suite());
+}
