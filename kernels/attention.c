@@ -16,6 +16,7 @@
 #include "include/internal/public.h"
 #include "kernels/attention.h"
 #include "kernels/cascade.h"
+#include "kernels/write_rope.h"
 
 #define MAX_BACKENDS 8 /* of one device */
 
@@ -218,7 +219,11 @@ int kv_write_on(const struct kv_attn_backend *backend, const struct kv_write_arg
 		if (r < 0)
 			return r;
 	}
-	return resolved.n_tokens ? backend->write(&resolved) : 0;
+	if (!resolved.n_tokens)
+		return 0;
+	if (resolved.k_scales || resolved.v_scales || resolved.k_row_scales.base)
+		return kv_write_scaled(&resolved);
+	return backend->write(&resolved);
 }
 
 int kv_attention_on(const struct kv_attn_backend *backend, const struct kv_attention_args *args)

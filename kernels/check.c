@@ -14,6 +14,8 @@
 #include "kernels/view.h"
 
 #define MAX_HEAD_DIM 65536
+/* Bytes of a caller that knows no field after `stream`. */
+#define WRITE_FIRST offsetof(struct kv_write_args, k_scales)
 
 int kv_check_size(const char *name, size_t given, size_t wanted)
 {
@@ -163,16 +165,37 @@ static int resolve_stride(const char *name, int64_t given, const struct kv_view 
 	return 0;
 }
 
+/* Scales of heads or rows: of 8-bit views, and not both. */
+int kv_check_scales(const struct kv_view *k, const struct kv_view *v, const float *k_scales,
+		    const float *v_scales, const struct kv_view *k_rows, const struct kv_view *v_rows)
+{
+	int r;
+
+	if ((k_scales && kv_dtype_bytes(k->dtype) != 1) || (v_scales && kv_dtype_bytes(v->dtype) != 1))
+		return kv_error(-EINVAL, "k_scales, v_scales: given for a type wider than 8 bits");
+	if (!k_rows->base && !v_rows->base)
+		return 0;
+	if (!k_rows->base || !v_rows->base || k_scales || v_scales)
+		return kv_error(-EINVAL, "k_row_scales, v_row_scales: both or none, and not with "
+					 "k_scales or v_scales");
+	r = kv_check_row_scales("k_row_scales", k_rows, k);
+	if (r < 0)
+		return r;
+	return kv_check_row_scales("v_row_scales", v_rows, v);
+}
+
 int kv_write_resolve(const struct kv_write_args *args, struct kv_write_args *ret)
 {
 	struct kv_write_args a;
 	size_t element;
 	int r;
 
-	r = kv_check_size("kv_write_args", args->size, sizeof(*args));
-	if (r < 0)
-		return r;
-	a = *args;
+	if (args->size < WRITE_FIRST || args->size > sizeof(a))
+		return kv_error(-EINVAL, "kv_write_args.size: %zu given, %zu..%zu expected", args->size,
+				WRITE_FIRST, sizeof(a));
+	memset(&a, 0, sizeof(a));
+	memcpy(&a, args, args->size);
+	a.size = sizeof(a);
 	r = kv_check_device(a.device);
 	if (r < 0)
 		return r;
@@ -183,6 +206,9 @@ int kv_write_resolve(const struct kv_write_args *args, struct kv_write_args *ret
 	if (r < 0)
 		return r;
 	r = kv_check_views(&a.k, &a.v);
+	if (r < 0)
+		return r;
+	r = kv_check_scales(&a.k, &a.v, a.k_scales, a.v_scales, &a.k_row_scales, &a.v_row_scales);
 	if (r < 0)
 		return r;
 	r = resolve_stride("key_stride", a.key_stride, &a.k, &a.key_stride);

@@ -16,5 +16,7 @@ int kv_check_views(const struct kv_view *k, const struct kv_view *v);
 
 /* One f32 for each row of @view, or base NULL. */
 int kv_check_row_scales(const char *name, const struct kv_view *scales, const struct kv_view *view);
+int kv_check_scales(const struct kv_view *k, const struct kv_view *v, const float *k_scales,
+		    const float *v_scales, const struct kv_view *k_rows, const struct kv_view *v_rows);
 
 #endif

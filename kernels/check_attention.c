@@ -81,25 +81,6 @@ static int check_flags(const struct kv_attention_args *a)
 	return 0;
 }
 
-static int check_scales(const struct kv_attention_args *a)
-{
-	bool rows = a->k_row_scales.base || a->v_row_scales.base;
-	int r;
-
-	if ((a->k_scales && kv_dtype_bytes(a->k.dtype) != 1) ||
-	    (a->v_scales && kv_dtype_bytes(a->v.dtype) != 1))
-		return kv_error(-EINVAL, "k_scales, v_scales: given for a type wider than 8 bits");
-	if (!rows)
-		return 0;
-	if (!a->k_row_scales.base || !a->v_row_scales.base || a->k_scales || a->v_scales)
-		return kv_error(-EINVAL, "k_row_scales, v_row_scales: both or none, and not with "
-					 "k_scales or v_scales");
-	r = kv_check_row_scales("k_row_scales", &a->k_row_scales, &a->k);
-	if (r < 0)
-		return r;
-	return kv_check_row_scales("v_row_scales", &a->v_row_scales, &a->v);
-}
-
 static int check_ranks(const struct kv_attention_args *a)
 {
 	int r;
@@ -126,7 +107,8 @@ static int check_second_part(const struct kv_attention_args *a)
 {
 	int r;
 
-	r = check_scales(a);
+	r = kv_check_scales(&a->k, &a->v, a->k_scales, a->v_scales, &a->k_row_scales,
+			    &a->v_row_scales);
 	if (r < 0)
 		return r;
 	r = check_ranks(a);

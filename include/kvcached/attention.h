@@ -45,13 +45,20 @@ struct kv_write_args {
 	struct kv_view k;
 	struct kv_view v;
 	void *stream;
+
+	/* Of 8-bit types; unused while NULL. A caller that gives a smaller `size` has none of them. */
+	const float *k_scales; /* [n_heads] in place of k.scale */
+	const float *v_scales;
+	struct kv_view k_row_scales; /* f32, head_dim 1: receives the scale of each row, which is then
+				      * max(largest |x|, 1e-4) / (448 or 57344); base NULL: none */
+	struct kv_view v_row_scales;
 };
 
 /**
  * kv_write() - store K and V of T tokens at their slots
  *
  * A block id is slots[t] / block_tokens. To an 8-bit type values are stored as
- * round-to-nearest-even(x / scale), saturated at +-448; NaN stays NaN.
+ * round-to-nearest-even(x / scale), saturated at +-448 (e4m3) or +-57344 (e5m2); NaN stays NaN.
  *
  * Return: 0; -EINVAL if a field is out of range; -ENOTSUP if no backend can do it (no such device
  * in this build, sizes); -ENOMEM (host memory for scratch); -EIO on a CUDA error. kv_error_text()

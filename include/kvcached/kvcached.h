@@ -17,6 +17,7 @@
 #include <kvcached/merge.h>
 #include <kvcached/metadata.h>
 #include <kvcached/schedule.h>
+#include <kvcached/rope.h>
 #include <kvcached/stats.h>
 #include <kvcached/arch.h>
 #include <kvcached/plan.h>
