@@ -141,7 +141,7 @@ __device__ static void store(const struct kv_rope_args &a, bool turns, const str
 
 			if (i >= n || d >= view.head_dim)
 				continue;
-			if (copy && sizeof(float) == kv_dtype_bytes(DTYPE))
+			if (copy && DTYPE == KV_F32)
 				((uint32_t *)to)[d] = ((const uint32_t *)source)[at + d];
 			else if (copy)
 				((uint16_t *)to)[d] = ((const uint16_t *)source)[at + d];
