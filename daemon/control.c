@@ -33,6 +33,7 @@ static uint32_t daemon_stats(struct kv_daemon *d, uint32_t first, uint32_t n, vo
 	s->pid = (uint64_t)getppid();
 	s->worker_pid = (uint64_t)getpid();
 	s->worker_restarts = d->keeping.restarts;
+	s->programs_given_up = d->keeping.n_given_up;
 	s->uptime_ns = (uint64_t)(kv_now() - d->started_ns);
 	s->n_gpus = d->n_gpus;
 	s->n_pools = d->n_pools;

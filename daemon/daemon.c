@@ -278,6 +278,7 @@ void kv_daemon_stop(struct kv_daemon *d)
 	d->metrics = kv_metrics_stop(d->metrics);
 	d->listen_watch = kv_watch_free(d->listen_watch);
 	d->listen_fd = kv_close(d->listen_fd);
+	kv_restart_free(d);
 	while (!kv_link_is_alone(&d->peers)) {
 		struct kv_peer *peer = kv_container_of(d->peers.next, struct kv_peer, link);
 

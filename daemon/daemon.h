@@ -38,6 +38,7 @@ struct kv_metrics;
 struct kv_mover;
 struct kv_peer;
 struct kv_pool;
+struct kv_restart;
 struct kv_session;
 
 struct kv_config {
@@ -102,6 +103,7 @@ struct kv_daemon {
 	uint64_t next_peer_id, next_session_id, next_pool_id;
 	uint64_t boot_nonce; /* of this start of the keeper: workers share it */
 	int64_t started_ns;  /* likewise */
+	struct kv_restart *restart; /* that was asked for: restart.c; or NULL */
 	bool stopping;	     /* a signal said so */
 };
 
@@ -313,6 +315,10 @@ void kv_mover_scrub(struct kv_daemon *d); /* give idle movers dirty extents */
 uint64_t kv_mover_pid(const struct kv_mover *mover);
 uint64_t kv_mover_scrubbed(const struct kv_mover *mover);
 int kv_mover_main(int fd); /* the mover process itself: mover_main.c */
+
+/* restart.c: kvctl restart-worker */
+void kv_restart_handle(struct kv_peer *peer, const struct kv_msg_restart *msg);
+void kv_restart_free(struct kv_daemon *d);
 
 /* control.c */
 /* kv_control_items() - all structs of an enum kv_stat_kind, for free(). 0 or -ENOMEM */

@@ -53,7 +53,7 @@ struct keeper {
 	struct kv_link *to_hand; /* the next deposit to hand over; NULL: it has had START */
 	bool listen_sent, ready, ever_ready, is_planned;
 	int64_t started_ns;
-	uint32_t restarts, n_failures;
+	uint32_t restarts, n_failures, n_given_up;
 	uint32_t at_once; /* restarts left that need no delay */
 	int64_t refilled_ns, start_ns, mover_warn_ns;
 	bool stopping;
@@ -144,7 +144,9 @@ static void hand_over(struct keeper *k)
 		if (tell(k, &msg, d->fds))
 			return;
 	}
-	msg = (struct kv_keeper_msg){.type = KV_KEEPER_START, .restarts = k->restarts};
+	msg = (struct kv_keeper_msg){.type = KV_KEEPER_START,
+				     .restarts = k->restarts,
+				     .n_given_up = k->n_given_up};
 	if (!tell(k, &msg, NULL))
 		k->to_hand = NULL;
 }
@@ -171,7 +173,6 @@ static void take_binary(struct keeper *k, int fd)
 	else
 		kv_close(k->binary_fd);
 	k->binary_fd = fd;
-	k->is_planned = true;
 }
 
 static void take(struct keeper *k, const struct kv_keeper_msg *msg, int *fds, uint32_t n_fds)
@@ -186,9 +187,11 @@ static void take(struct keeper *k, const struct kv_keeper_msg *msg, int *fds, ui
 		kv_deposits_drop(&k->deposits, msg->kind, msg->id);
 	} else if (msg->type == KV_KEEPER_READY) {
 		take_ready(k);
-	} else if (msg->type == KV_KEEPER_BINARY && n_fds == 1) {
-		used = 1;
-		take_binary(k, fds[0]);
+	} else if (msg->type == KV_KEEPER_BINARY && n_fds <= 1) {
+		used = n_fds;
+		k->is_planned = true;
+		if (n_fds)
+			take_binary(k, fds[0]);
 	} else {
 		kv_log(KV_LOG_ERROR, "worker (pid %d): a message of type %u with %u descriptors",
 		       k->worker, msg->type, n_fds);
@@ -279,11 +282,14 @@ static void worker_ended(struct keeper *k, int status)
 		return;
 	}
 	delay = delay_of(k, now);
-	say_how_it_ended(k, status, delay);
+	if (!k->is_planned)
+		say_how_it_ended(k, status, delay);
 	if (!k->ready && k->former_fd >= 0) {
 		kv_log(KV_LOG_ERROR, "the new program did not serve: back to the one before");
 		kv_close(k->binary_fd);
 		k->binary_fd = kv_steal_fd(&k->former_fd);
+		k->n_given_up++;
+		delay = 0;
 	}
 	k->restarts += k->ready;
 	k->worker = 0;

@@ -12,7 +12,8 @@
  *     |<------------------------------ READY ------|  its books are complete, it serves
  *     |<------------------------------ DEPOSIT ----|  whenever something new has to be held
  *     |<------------------------------ DROP -------|
- *     |<------------------------------ BINARY (fd)-|  what to run from now on; the worker ends
+ *     |<------------------------------ BINARY (fd)-|  what to run from now on; without one the same.
+ *     |                                            |  The worker ends
  *
  * A deposit is one packet: it has arrived with all its descriptors, or it was not made. What a dead
  * worker had sent is read before another is started. So, whatever instruction a worker dies at:
@@ -68,7 +69,7 @@ struct kv_keeper_msg {
 	uint32_t part;	   /* DEPOSIT: of a thing with more than KV_KEEPER_MAX_FDS descriptors */
 	uint32_t n_fds;
 	uint32_t restarts; /* START: workers before this one that served */
-	uint32_t reserved;
+	uint32_t n_given_up; /* START: programs that ended before they served */
 };
 
 /* What is held for one (kind, id, part). */

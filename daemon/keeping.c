@@ -45,6 +45,7 @@ int kv_keeping_begin(struct kv_keeping *k, int fd, int *ret_listen_fd)
 		}
 		if (msg.type == KV_KEEPER_START) {
 			k->restarts = msg.restarts;
+			k->n_given_up = msg.n_given_up;
 			*ret_listen_fd = kv_steal_fd(&listen_fd);
 			return 0;
 		}
@@ -125,7 +126,7 @@ int kv_keeping_ready(struct kv_keeping *k)
 
 int kv_keeping_binary(struct kv_keeping *k, int fd)
 {
-	struct kv_keeper_msg msg = {.type = KV_KEEPER_BINARY, .n_fds = 1};
+	struct kv_keeper_msg msg = {.type = KV_KEEPER_BINARY, .n_fds = fd >= 0};
 
 	return tell(k, &msg, &fd);
 }

@@ -209,6 +209,11 @@ static void handle_resume(struct kv_peer *peer, const void *data)
 		kv_session_handle_resume(peer, msg);
 }
 
+static void handle_restart(struct kv_peer *peer, const void *data)
+{
+	kv_restart_handle(peer, data);
+}
+
 static void handle_pool_close(struct kv_peer *peer, const void *data)
 {
 	const struct kv_msg_plain *msg = data;
@@ -323,6 +328,7 @@ static const struct handler {
 	[KV_MSG_PING] = { sizeof(struct kv_msg_plain), false, false, handle_ping },
 	[KV_MSG_POOL_OPEN] = { sizeof(struct kv_msg_pool_open), true, false, handle_pool_open },
 	[KV_MSG_RESUME] = { sizeof(struct kv_msg_resume), false, false, handle_resume },
+	[KV_MSG_RESTART] = { sizeof(struct kv_msg_restart), false, false, handle_restart },
 	[KV_MSG_POOL_CLOSE] = { sizeof(struct kv_msg_plain), false, true, handle_pool_close },
 	[KV_MSG_POOL_LAYOUT] = { sizeof(struct kv_msg_plain), false, true, handle_layout },
 	[KV_MSG_ARENA] = { sizeof(struct kv_msg_arena), false, false, handle_arena },

@@ -50,6 +50,8 @@ static const struct command commands[] = {
 	 kv_cmd_plan},
 	{"check", NULL, "", "let the daemon prove its books; exit status 1 if they don't balance",
 	 kv_cmd_check},
+	{"restart-worker", NULL, "...", "another worker takes over: [--binary PATH], a newer program",
+	 kv_cmd_restart},
 	{"ping", NULL, "[COUNT]", "time round trips to the daemon", kv_cmd_ping},
 };
 

@@ -58,6 +58,9 @@ int kv_ctl_u64(const char *text, uint64_t *ret);
 /* cmd_stats.c */
 int kv_cmd_stats(struct kv_ctl *ctl, int argc, char **argv);
 
+/* cmd_restart.c */
+int kv_cmd_restart(struct kv_ctl *ctl, int argc, char **argv);
+
 /* cmd_plan.c */
 int kv_cmd_plan(struct kv_ctl *ctl, int argc, char **argv);
 

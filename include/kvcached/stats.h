@@ -24,6 +24,7 @@ struct kv_daemon_stats {
 	uint64_t pid; /* of the process that was started, the keeper */
 	uint64_t worker_pid;
 	uint64_t worker_restarts; /* workers before this one that had served */
+	uint64_t programs_given_up; /* of restart-worker --binary: they ended before they served */
 	uint64_t uptime_ns;
 	uint64_t n_gpus;
 	uint64_t n_pools;
@@ -199,6 +200,18 @@ struct kv_pool_limits {
  */
 int kv_pool_set(struct kv_client *client, const char *name, const struct kv_pool_limits *limits,
 		uint64_t *ret_revision, int64_t timeout);
+
+/**
+ * kv_worker_restart() - another worker of the daemon takes over; pools, cache and leases stay
+ * @binary: path of the kvcached to run from now on, seen from the daemon; NULL: the same again
+ *
+ * For root and the daemon's own user. Clients notice nothing but a late answer. The other program
+ * must know the same shared memory: it is asked before the worker ends.
+ * Return: 0, the other one serves; -EPERM; -EPROTO if it can't take over, the text says why; -ENOENT,
+ *         -EACCES of the file; -EBUSY if a restart is under way; -EIO if it ended before it served
+ *         and the one before was started again; as kv_stats().
+ */
+int kv_worker_restart(struct kv_client *client, const char *binary, int64_t timeout);
 
 #ifdef __cplusplus
 }
