@@ -135,6 +135,12 @@ bool kv_books_is_held(const struct kv_books *b, int32_t id)
 	return held;
 }
 
+static void prefetch(const struct kv_books *b, int32_t id)
+{
+	__builtin_prefetch(&b->books[id], 1);
+	__builtin_prefetch(&b->descriptors[id], 1);
+}
+
 /* Takes a block without children out of reach, for kv_books_evict(). False: it's held. */
 static bool withdraw(struct kv_books *b, int32_t id)
 {
@@ -214,6 +220,11 @@ static uint32_t choose_victims(struct kv_books *b, uint32_t n)
 		struct kv_heap_item top = b->lru.items[0];
 
 		pop_lru(b);
+		/* Its parent or the next in the order will be looked at soon. */
+		if (b->lru.n)
+			prefetch(b, b->lru.items[0].id);
+		if (b->books[top.id].parent >= 0)
+			prefetch(b, b->books[top.id].parent);
 		b->refresh_in -= b->refresh_in > 0;
 		if (withdraw(b, top.id))
 			b->victims[found++] = top;
@@ -311,6 +322,8 @@ uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all)
 		return 0;
 	}
 	for (uint32_t i = 0; i < found; i++) {
+		if (i + 4 < found)
+			kv_prefix_prefetch(&b->prefix, b->books[b->victims[i + 4].id].key);
 		kv_books_doubt(b, b->victims[i].id);
 		kv_prefix_remove(&b->prefix, b->books[b->victims[i].id].key, b->victims[i].id);
 		KV_KILLPOINT(worker_index_removed);

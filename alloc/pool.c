@@ -73,8 +73,14 @@ static void set_life(struct kv_books *b, int32_t id, uint32_t generation, uint8_
 	/* What the state needs stands in the book already: this is the moment (alloc/saved.h). */
 	kv_store_release(&b->books[id].life, next.life);
 	KV_KILLPOINT(worker_book_written);
-	/* Pairs with the loads in a client's pin: what was written to the descriptor comes first. */
-	kv_store_seq(&b->descriptors[id].word, kv_block_word(generation, owner, state));
+	/*
+	 * Pairs with the loads in a client's pin: what was written to the descriptor comes first. Only
+	 * EVICTING is followed by a look at the holders (shm.h) and must not be passed by it.
+	 */
+	if (state == KV_BLOCK_EVICTING)
+		kv_store_seq(&b->descriptors[id].word, kv_block_word(generation, owner, state));
+	else
+		kv_store_release(&b->descriptors[id].word, kv_block_word(generation, owner, state));
 	KV_KILLPOINT(worker_book_mirrored);
 }
 
@@ -153,6 +159,13 @@ void kv_books_give_extent(struct kv_books *b, uint32_t i)
 {
 	int32_t first, end;
 
+	int32_t next = b->space.extents[i].next;
+
+	/* Extents go one after the other: the next one's memory is on its way while this one goes. */
+	if (next >= 0 && b->space.extents[next].first < b->head->id_limit) {
+		__builtin_prefetch(&b->books[b->space.extents[next].first], 1);
+		__builtin_prefetch(&b->descriptors[b->space.extents[next].first], 1);
+	}
 	kv_space_blocks(&b->space, i, &first, &end);
 	kv_books_remove(b, first, end - first);
 	kv_space_own(&b->space, i, false);

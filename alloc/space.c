@@ -20,13 +20,19 @@ int kv_space_init(struct kv_space *s, uint32_t id_limit, uint64_t block_bytes,
 	if (extent_bytes)
 		s->n_extents += (uint32_t)(((uint64_t)id_limit + 1) * block_bytes >> s->shift);
 	s->free = calloc(id_limit / 64 + 1, sizeof(*s->free));
-	s->extents = calloc(s->n_extents, sizeof(*s->extents));
+	s->extents = calloc(s->n_extents + 1, sizeof(*s->extents));
 	if (!s->free || !s->extents) {
 		kv_space_deinit(s);
 		return -ENOMEM;
 	}
 	for (int c = 0; c < KV_SPACE_CLASSES; c++)
 		s->lists[c] = -1;
+	for (uint32_t i = 1; i <= s->n_extents; i++) {
+		uint64_t first = extent_bytes ?
+			(((uint64_t)i << s->shift) + block_bytes - 1) / block_bytes : id_limit;
+
+		s->extents[i].first = first < id_limit ? (uint32_t)first : id_limit;
+	}
 	if (!extent_bytes)
 		kv_space_own(s, 0, true);
 	return 0;
@@ -154,37 +160,22 @@ void kv_space_release(struct kv_space *s, int32_t id)
 	account(s, id, -1, 1);
 }
 
-/* Blocks that begin in extent @i: [first, end). */
-static void begins(const struct kv_space *s, uint32_t i, uint32_t *ret_first, uint32_t *ret_end)
-{
-	uint64_t start = (uint64_t)i << s->shift, end = (uint64_t)(i + 1) << s->shift;
-
-	*ret_first = 0;
-	*ret_end = s->id_limit;
-	if (s->shift == NO_SHIFT)
-		return;
-	*ret_first = (uint32_t)((start + s->block_bytes - 1) / s->block_bytes);
-	end = (end + s->block_bytes - 1) / s->block_bytes;
-	*ret_end = end < s->id_limit ? (uint32_t)end : s->id_limit;
-}
-
 void kv_space_blocks(const struct kv_space *s, uint32_t i, int32_t *ret_first, int32_t *ret_end)
 {
-	uint32_t first, end;
+	uint32_t first = s->extents[i].first;
 
-	begins(s, i, &first, &end);
-	if (s->shift != NO_SHIFT)
-		first = (uint32_t)(((uint64_t)i << s->shift) / s->block_bytes);
-	*ret_first = (int32_t)(first < end ? first : end);
-	*ret_end = (int32_t)end;
+	/* One that begins before it may reach into it. */
+	if (first && s->shift != NO_SHIFT && first * s->block_bytes > (uint64_t)i << s->shift)
+		first--;
+	*ret_first = (int32_t)first;
+	*ret_end = (int32_t)s->extents[i + 1].first;
 }
 
 int32_t kv_space_pick_in(struct kv_space *s, uint32_t i)
 {
 	struct kv_space_extent *e = &s->extents[i];
-	uint32_t first, end, word;
+	uint32_t first = e->first, end = s->extents[i + 1].first, word;
 
-	begins(s, i, &first, &end);
 	if (first >= end)
 		return -1;
 	for (word = e->from > first / 64 ? e->from : first / 64; word <= (end - 1) / 64; word++) {

@@ -28,6 +28,7 @@ enum kv_space_class {
 struct kv_space_extent {
 	uint32_t n_used, n_free;
 	int32_t next, prev; /* in the list of its class; -1: none */
+	uint32_t first;	    /* block that begins in it or behind it */
 	uint32_t from;	    /* word of kv_space::free: no free block that begins here lies before it */
 	uint8_t class;
 	bool owned;
@@ -43,7 +44,7 @@ struct kv_space {
 	int32_t lists[KV_SPACE_CLASSES];
 	uint32_t n_in[KV_SPACE_CLASSES];
 	uint64_t *free; /* bit id */
-	struct kv_space_extent *extents;
+	struct kv_space_extent *extents; /* [n_extents + 1]; the last is an end */
 };
 
 /* kv_space_init() - @extent_bytes: a power of two; 0: all is one extent, which is owned. 0; -ENOMEM */

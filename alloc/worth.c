@@ -4,7 +4,8 @@
 
 #include "alloc/worth.h"
 
-#define AGE_UNIT   16.0 /* block uses: younger than this is one age */
+#define AGE_LOG2   4
+#define AGE_UNIT   (1u << AGE_LOG2) /* block uses: younger than this is one age */
 #define LEARN_EACH 2048
 #define FADE	   0.98
 /* Of the first event of a class not much is to be believed: so much time without a use is added. */
@@ -19,10 +20,20 @@ uint8_t kv_worth_class(uint32_t n_uses, bool went_on, uint64_t position)
 	return (uint8_t)(uses * 4 + place);
 }
 
+/* 8 * log2(1 + age / AGE_UNIT), rounded down, without a logarithm: it is asked for often. */
 static int bucket_of(uint64_t age)
 {
-	int i = (int)(8 * log2(1 + (double)age / AGE_UNIT));
+	/* 2^63 * 2^(i / 8) */
+	static const uint64_t eighths[] = {0x8000000000000000, 0x8b95c1e3ea8bd6e8, 0x9837f0518db8a971,
+					   0xa5fed6a9b15138eb, 0xb504f333f9de6485, 0xc5672a115506dadf,
+					   0xd744fccad69d6af5, 0xeac0c6e7dd24392f};
+	uint64_t x = age + AGE_UNIT, part;
+	int whole = 63 - __builtin_clzll(x), i = 0;
 
+	part = x << (63 - whole);
+	for (int step = 4; step; step /= 2)
+		i += part >= eighths[i + step] ? step : 0;
+	i += 8 * (whole - AGE_LOG2);
 	return i < KV_WORTH_AGES ? i : KV_WORTH_AGES - 1;
 }
 

@@ -506,7 +506,7 @@ static bool call_back(struct kv_pool *pool, const struct kv_session *asking)
 	return n;
 }
 
-static uint64_t thread_ns(void)
+uint64_t kv_thread_ns(void)
 {
 	struct timespec t;
 
@@ -524,14 +524,24 @@ int kv_capacity_room(struct kv_pool *pool, struct kv_session *asking, uint32_t n
 		return 0;
 	if (never_fits(pool, n))
 		return KV_TOO_LARGE;
-	start = thread_ns();
+	start = kv_thread_ns();
 	r = find_room(pool, n);
 	while (r == KV_NO_ROOM && call_back(pool, asking))
 		r = find_room(pool, n);
-	pool->daemon->moving_ns += thread_ns() - start;
+	pool->daemon->moving_ns += kv_thread_ns() - start;
 	pool->must_press = r == KV_NO_ROOM;
 	pool->wanted_blocks = n;
 	return r;
+}
+
+bool kv_capacity_is_coming(const struct kv_session *session)
+{
+	const struct kv_pool *pool = session->pool;
+	const struct kv_extents *e = &pool->daemon->extents;
+	uint32_t clean = kv_extents_available(e, pool->gpu_mask, false);
+
+	return session->is_coming && clean < kv_extents_available(e, pool->gpu_mask, true) &&
+	       clean < kv_capacity_lacking(pool, session->want_n) + not_for(pool, false);
 }
 
 uint32_t kv_capacity_at_hand(struct kv_pool *pool, uint32_t n)

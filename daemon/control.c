@@ -42,6 +42,8 @@ static uint32_t daemon_stats(struct kv_daemon *d, uint32_t first, uint32_t n, vo
 	s->event_batches_total = kv_events_batches(d->events);
 	s->event_restarts_total = kv_events_restarts(d->events);
 	s->heap_bytes = kv_heap_bytes();
+	s->moved_bytes_total = d->moved_extents * d->extents.bytes;
+	s->moving_ns_total = d->moving_ns;
 	sizes = kv_heap_sizes();
 	s->heap_active_bytes = sizes.active;
 	s->heap_resident_bytes = sizes.resident;

@@ -178,6 +178,7 @@ struct kv_session {
 	/* A lease that waits for room. */
 	struct kv_link waiter; /* kv_daemon::queue */
 	double want_tag_time;
+	bool is_coming; /* extents for it are being zeroed */
 	uint32_t want_n, want_extra, want_tag;
 	int64_t want_since, want_deadline, want_scrub_deadline;
 };
@@ -297,6 +298,9 @@ int kv_capacity_room(struct kv_pool *pool, struct kv_session *asking, uint32_t n
 /* kv_capacity_at_hand() - up to @n free blocks, at no other pool's cost. Return: how many. */
 uint32_t kv_capacity_at_hand(struct kv_pool *pool, uint32_t n);
 void kv_capacity_trim(struct kv_pool *pool); /* down to its maximum, as far as nobody holds it */
+uint64_t kv_thread_ns(void); /* CPU time of this thread */
+/* kv_capacity_is_coming() - not all that is being zeroed for a request has come: no use in looking */
+bool kv_capacity_is_coming(const struct kv_session *session);
 void kv_reserve_fill(struct kv_daemon *d); /* with extents of pools above their share */
 uint32_t kv_capacity_extents(const struct kv_pool *pool, uint64_t bytes);
 uint32_t kv_capacity_lacking(const struct kv_pool *pool, uint32_t n); /* in extents */

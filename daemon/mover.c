@@ -24,6 +24,7 @@
 
 /* One job's bytes: small enough for a short queue, large enough to run at full speed. */
 #define JOB_BYTES ((uint64_t)256 << 20)
+#define DEVICE_JOB_BYTES ((uint64_t)1 << 30)
 #define RESTART_DELAY (200 * KV_MSEC)
 /* A mover that says nothing for so long is taken for dead. */
 #define JOB_WAIT (30 * KV_SEC)
@@ -154,7 +155,9 @@ static void give_job(struct kv_mover *m)
 {
 	struct kv_extents *e = &m->daemon->extents;
 	struct kv_mover_job job = { .op = KV_MOVER_ZERO };
-	uint32_t most = JOB_BYTES > e->bytes ? (uint32_t)(JOB_BYTES / e->bytes) : 1;
+	bool host = m->daemon->gpus[m->gpu].arena->export.kind == KV_EXPORT_HOST;
+	uint64_t job_bytes = host ? JOB_BYTES : DEVICE_JOB_BYTES;
+	uint32_t most = job_bytes > e->bytes ? (uint32_t)(job_bytes / e->bytes) : 1;
 	int r;
 
 	if (!m->ready || m->n)
@@ -172,14 +175,12 @@ static void give_job(struct kv_mover *m)
 		kv_timer_set(m->timer, JOB_WAIT);
 }
 
-static void on_message(uint32_t events, void *arg)
+static void on_answer(struct kv_mover *m)
 {
-	struct kv_mover *m = arg;
 	struct kv_daemon *d = m->daemon;
 	struct kv_mover_job job;
 	int64_t n = kv_socket_receive(m->fd, &job, sizeof(job), NULL, 0, NULL, 1);
 
-	(void)events;
 	if (n == -EAGAIN)
 		return;
 	if (n != sizeof(job) || (m->ready && (!m->n || job.number != m->number))) {
@@ -198,9 +199,19 @@ static void on_message(uint32_t events, void *arg)
 		kv_extents_cleaned(&d->extents, m->gpu, m->first, m->n);
 		m->scrubbed += (uint64_t)m->n * d->extents.bytes;
 		m->n = 0;
-		kv_capacity_serve(d);
 	}
 	give_job(m);
+}
+
+static void on_message(uint32_t events, void *arg)
+{
+	struct kv_mover *m = arg;
+	uint64_t start = kv_thread_ns();
+
+	(void)events;
+	on_answer(m);
+	m->daemon->moving_ns += kv_thread_ns() - start;
+	kv_capacity_serve(m->daemon);
 }
 
 int kv_mover_start(struct kv_daemon *d, uint32_t gpu)

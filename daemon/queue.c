@@ -159,8 +159,11 @@ static bool serve(struct kv_session *session, bool is_blocked)
 		answer(session, KV_NO_ROOM);
 		return true;
 	}
+	if (!is_blocked && now < session->want_scrub_deadline && kv_capacity_is_coming(session))
+		return false;
 	if (!is_blocked)
 		r = kv_capacity_room(session->pool, session, session->want_n);
+	session->is_coming = r == -EAGAIN;
 	if (r == -EAGAIN && now < session->want_scrub_deadline)
 		return false;
 	if (r && r != KV_TOO_LARGE && now < session->want_deadline)

@@ -52,6 +52,8 @@ static const struct kv_stat_field daemon_fields[] = {
 	D(heap_retained_bytes, "bytes", "heap: address space it keeps for later"),
 	D(event_batches_total, "", "messages with KV events"),
 	D(event_restarts_total, "", "streams of events that began anew"),
+	D(moved_bytes_total, "bytes", "that pools gave up for others"),
+	D(moving_ns_total, "ns", "CPU time of the worker for making room"),
 	{ NULL },
 };
 

@@ -37,6 +37,8 @@ struct kv_daemon_stats {
 	uint64_t heap_retained_bytes; /* address space kept for later */
 	uint64_t event_batches_total;  /* KV events handed to the sender */
 	uint64_t event_restarts_total; /* streams that had to begin anew: the queue was full */
+	uint64_t moved_bytes_total; /* that pools gave up for others, on one device each */
+	uint64_t moving_ns_total;   /* CPU time of the worker for making room, where blocks weren't free */
 };
 
 struct kv_gpu_stats {

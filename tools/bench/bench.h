@@ -82,5 +82,6 @@ int kv_bench_lease(struct kv_bench *b);
 int kv_bench_attach(struct kv_bench *b);
 int kv_bench_prefix(struct kv_bench *b);
 int kv_bench_replay(struct kv_bench *b);
+int kv_bench_elastic(struct kv_bench *b);
 
 #endif

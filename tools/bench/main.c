@@ -26,6 +26,8 @@ static const struct benchmark {
 	{"attach", "", false, "from connecting to a mapped pool, step by step", kv_bench_attach},
 	{"prefix", "", false, "look up, verify and pin chains of 1 to 4096 blocks",
 	 kv_bench_prefix},
+	{"elastic", "", false, "a GiB from one model to another, beside the driver's mapping",
+	 kv_bench_elastic},
 	{"replay", "FILE --engines N --capacity BLOCKS", true,
 	 "N clients replay a trace of requests as fast as they can", kv_bench_replay},
 };
@@ -143,7 +145,7 @@ static int run(struct kv_bench *b, int n_words, char **words)
 	if (m == benchmarks + ARRAY_SIZE(benchmarks))
 		return kv_bench_refuse(
 			b, KV_BENCH_USAGE,
-			"no benchmark is called '%.64s': lease, attach, prefix or replay",
+			"no benchmark is called '%.64s' (see kvbench --help)",
 			words[0]);
 	status = check_words(b, m, n_words - 1, words + 1);
 	if (!status)
