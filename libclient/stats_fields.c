@@ -39,7 +39,7 @@ static const struct kv_stat_field daemon_fields[] = {
 	D(pid, "", "process id of the daemon: of its keeper"),
 	D(worker_pid, "", "process id of its worker"),
 	D(worker_restarts, "", "workers before this one that had served"),
-	D(programs_given_up, "", "programs of restart-worker that ended before they served"),
+	D(programs_given_up, "", "programs that ended before they served"),
 	D(uptime_ns, "ns", "time since the daemon started"),
 	D(n_gpus, "", "devices it owns memory of"),
 	D(n_pools, "", "pools"),
