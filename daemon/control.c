@@ -11,6 +11,7 @@
 #include "daemon/heap.h"
 #include "daemon/log.h"
 #include "include/internal/cleanup.h"
+#include "include/internal/error.h"
 #include "include/internal/socket.h"
 
 static void copy_text(char *to, size_t size, const char *from)
@@ -279,6 +280,10 @@ void kv_control_drop(struct kv_peer *peer, const struct kv_msg_drop *msg)
 		kv_peer_error(peer, msg->head.tag, -ENOENT, "there is no pool '%s'", msg->name);
 		return;
 	}
+	if (kv_user_may_change(peer, pool) < 0) {
+		kv_peer_error(peer, msg->head.tag, -EPERM, "%s", kv_error_text());
+		return;
+	}
 	n = kv_books_evict(&pool->books, pool->books.n_cached, false);
 	pool->record->n_evicted_drop += n;
 	kv_log(KV_LOG_INFO, "pool '%s': %u cached blocks dropped on request", pool->name, n);
@@ -298,6 +303,10 @@ void kv_control_epoch(struct kv_peer *peer, const struct kv_msg_drop *msg)
 
 	if (!pool) {
 		kv_peer_error(peer, msg->head.tag, -ENOENT, "there is no pool '%s'", msg->name);
+		return;
+	}
+	if (kv_user_may_change(peer, pool) < 0) {
+		kv_peer_error(peer, msg->head.tag, -EPERM, "%s", kv_error_text());
 		return;
 	}
 	n_held = kv_books_new_epoch(&pool->books);

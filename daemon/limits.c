@@ -131,9 +131,11 @@ void kv_limits_set(struct kv_peer *peer, const struct kv_msg_pool_set *msg)
 {
 	struct kv_pool *pool = kv_pool_find(peer->daemon, msg->name);
 	struct kv_msg_pool_limits reply = { 0 };
-	int r = pool ? change(pool, msg) :
+	int r = pool ? kv_user_may_change(peer, pool) :
 		       kv_error(-ENOENT, "there is no pool '%s'", msg->name);
 
+	if (!r)
+		r = change(pool, msg);
 	if (r < 0) {
 		kv_peer_error(peer, msg->head.tag, r, "%s", kv_error_text());
 		return;

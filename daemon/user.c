@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "daemon/daemon.h"
 #include "daemon/user.h"
@@ -175,6 +176,25 @@ int kv_user_too_many_blocks(const struct kv_session *session, uint32_t n)
 			n, user->uid, (unsigned long long)blocks_of(user),
 			(unsigned long long)limit_of(user, KV_USER_BLOCKS),
 			kv_user_options[KV_USER_BLOCKS]);
+}
+
+/* ---- what belongs to others ---- */
+
+bool kv_user_is_operator(const struct kv_peer *peer)
+{
+	return !peer->uid || peer->uid == geteuid();
+}
+
+int kv_user_may_change(const struct kv_peer *peer, const struct kv_pool *pool)
+{
+	if (kv_user_is_operator(peer) || (pool->user && pool->user->uid == peer->uid))
+		return 0;
+	if (pool->user)
+		return kv_error(-EPERM, "pool '%s' was made by user %u: only that user, root, and user %u, "
+				"as whom kvcached runs, may change it; you are %u",
+				pool->name, pool->user->uid, geteuid(), peer->uid);
+	return kv_error(-EPERM, "pool '%s' was made by kvcached: only root and user %u, as whom it runs, "
+			"may change it; you are %u", pool->name, geteuid(), peer->uid);
 }
 
 /* ---- messages ---- */

@@ -15,6 +15,8 @@
 #include "include/internal/list.h"
 
 struct kv_daemon;
+struct kv_peer;
+struct kv_pool;
 struct kv_session;
 
 enum kv_user_limit {
@@ -58,6 +60,11 @@ void kv_user_take(struct kv_user *user, enum kv_user_limit limit);
 uint32_t kv_user_blocks(struct kv_session *session, uint32_t n);
 /* kv_user_too_many_blocks() - -EDQUOT with the text, for @n blocks asked */
 int kv_user_too_many_blocks(const struct kv_session *session, uint32_t n);
+
+/* kv_user_is_operator() - is it root, or the user that kvcached runs as? */
+bool kv_user_is_operator(const struct kv_peer *peer);
+/* kv_user_may_change() - the pool's cache and limits: who made it, and operators. 0; -EPERM */
+int kv_user_may_change(const struct kv_peer *peer, const struct kv_pool *pool);
 
 /* kv_user_may_speak() - @n messages are charged; false: what comes next is to be read later */
 bool kv_user_may_speak(struct kv_user *user, uint32_t n);

@@ -79,7 +79,7 @@ static void stop(void)
 	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
 		kv_pool_drop(client, others[i], TIMEOUT);
 	nothing_has_happened();
-	ck_assert_uint_eq(daemon_fds(), n_fds);
+	wait_until(daemon_fds() == n_fds);
 	must(kv_blocks_give(pool, N_BLOCKS / 2, ids));
 	kv_pool_close(pool);
 	kv_disconnect(client);
@@ -309,6 +309,50 @@ START_TEST(a_user_that_sends_too_much_is_heard_later_and_others_at_once)
 	n = process_hear(other);
 	/* 1 s of it, a tenth at once, and what was under way. */
 	expect(n > 200 && n < 2500, "%lld messages a second", (long long)n);
+	process_end(other);
+	stop();
+}
+END_TEST
+
+/* ---- what belongs to another user ---- */
+
+static void meddles(struct process *self, void *arg)
+{
+	struct kv_client *own;
+	struct kv_pool *mine;
+
+	(void)self;
+	(void)arg;
+	become_stranger();
+	own = client_new();
+	refused(kv_pool_drop(own, "honest", TIMEOUT), -EPERM, "was made by user");
+	refused(kv_pool_drop(own, "nobody's", TIMEOUT), -ENOENT, "no pool");
+	for (uint16_t type = KV_MSG_POOL_EPOCH; type <= KV_MSG_POOL_SET;
+	     type += KV_MSG_POOL_SET - KV_MSG_POOL_EPOCH) {
+		struct kv_msg_pool_set msg = {.name = "honest", .change = 1, .min_bytes = 4 << 20};
+		size_t size = type == KV_MSG_POOL_SET ? sizeof(msg) : sizeof(struct kv_msg_drop);
+		int fd = raw_hello();
+
+		raw_send(fd, type, (char *)&msg + 16, size - 16);
+		expect(raw_is_error(raw_receive(fd, NULL), -EPERM, "was made by user"), "type %u",
+		       type);
+		close(fd);
+	}
+	/* Its own is its own. */
+	mine = pool_new(own, "p0", 0);
+	must(kv_pool_drop(own, "p0", TIMEOUT));
+	kv_pool_close(mine);
+	kv_disconnect(own);
+}
+
+START_TEST(a_user_changes_no_pool_of_another)
+{
+	struct process *other;
+
+	if (!can_be_others())
+		return;
+	start_with("--max-clients", "100");
+	other = process_start(meddles, NULL);
 	process_end(other);
 	stop();
 }
@@ -562,6 +606,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, a_user_with_as_many_connections_as_allowed_leaves_room_for_others);
 	tcase_add_test(tcase, a_user_can_neither_lease_nor_hold_more_blocks_than_allowed);
 	tcase_add_test(tcase, a_user_that_sends_too_much_is_heard_later_and_others_at_once);
+	tcase_add_test(tcase, a_user_changes_no_pool_of_another);
 	tcase_add_test(tcase, a_flood_of_connections_delays_nobody_and_leaves_nothing);
 	tcase_add_test(tcase, descriptors_that_a_client_sends_never_come_in);
 	tcase_add_test(tcase, a_client_that_does_not_read_is_cut_off);

@@ -555,6 +555,7 @@ START_TEST(whatever_dies_no_byte_is_wrong_and_no_block_is_lost)
 	ck_assert_uint_eq(board->wrong_words, 0);
 	ck_assert_uint_eq(lost, 0);
 	ck_assert_int_eq(fds, 0);
+	ck_assert_uint_eq(board->lost, 0);
 	ck_assert_uint_gt(board->verified_tokens, 1000);
 	ck_assert_uint_gt(board->hit_tokens, 100);
 	kv_disconnect(client);

@@ -67,8 +67,12 @@ const struct kv_wire_head *raw_receive(int fd, int *ret_fds)
 			     .msg_control = ret_fds ? &control : NULL,
 			     .msg_controllen = ret_fds ? sizeof(control) : 0};
 	ssize_t n = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
-	const struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+	const struct cmsghdr *c;
 
+	/* Hung up on before it read what we sent: the error comes once, then what it had said. */
+	if (n < 0 && errno == ECONNRESET)
+		n = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
+	c = CMSG_FIRSTHDR(&msg);
 	if (n <= 0)
 		return NULL;
 	expect(n >= (ssize_t)sizeof(*head) && head->magic == KV_WIRE_MAGIC && head->size == n,
