@@ -184,7 +184,7 @@ void kv_restart_handle(struct kv_peer *peer, const struct kv_msg_restart *msg)
 	struct kv_daemon *d = peer->daemon;
 	int r = 0;
 
-	if (peer->uid != 0 && peer->uid != geteuid())
+	if (!kv_user_is_operator(peer))
 		r = kv_error(-EPERM, "restart-worker: for root and the user that kvcached runs as, not "
 				     "for user %u", peer->uid);
 	else if (!memchr(msg->binary, 0, sizeof(msg->binary)) ||

@@ -144,6 +144,9 @@ static void send_message(struct connection *c, const uint8_t *payload, size_t by
 		head->version += (how.flags & STEP_VERSION) != 0;
 		head->size += (how.flags & STEP_SIZE) != 0;
 	}
+	/* It would run what the input names; root may ask for that. */
+	if (size > sizeof(*head) && head->type == KV_MSG_RESTART)
+		packet[sizeof(*head)] = 0;
 	n = make_fds(fds, how.n_fds % 8);
 	if (size)
 		kv_socket_send(c->fd, packet, size, fds, n, 1);

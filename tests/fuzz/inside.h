@@ -64,6 +64,9 @@ void inside_restart(uint64_t *peers, uint32_t n);
 /* inside_peer_of() - the peer that has a session now; 0: there is none */
 uint64_t inside_peer_of(uint64_t session);
 
+/* What the linker puts in place of sched_yield() where the library is linked in: time goes on. */
+int __wrap_sched_yield(void);
+
 /* inside_zero() - what movers would do: dirty extents are zeroed */
 void inside_zero(void);
 
