@@ -313,6 +313,7 @@ int kv_connection_call(struct kv_connection *c, void *request, uint16_t type, ui
 	for (int tries = 1;; tries++) {
 		int r = be_connected(c, deadline);
 
+		c->n_tries = tries;
 		if (!r)
 			r = call_once(c, request, type, size, fds, max_fds, ret_n_fds, deadline);
 		if (r != -ECONNRESET || !c->socket)

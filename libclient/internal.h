@@ -45,6 +45,7 @@ struct kv_connection {
 	const char *socket, *name; /* of the kv_client; socket NULL: it isn't */
 	uint64_t boot_nonce;
 	struct kv_msg_resume resume;	 /* of a pool's session; its type is 0 in other connections */
+	int n_tries; /* of the last call: 2 if a worker died before it answered, who may have done it */
 	uint32_t hello_tag, resume_tag; /* sent, and not answered yet; or 0 */
 };
 

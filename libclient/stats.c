@@ -99,6 +99,9 @@ KV_PUBLIC int kv_pool_drop(struct kv_client *client, const char *name, int64_t t
 	pthread_mutex_lock(&client->lock);
 	r = kv_connection_call(&client->connection, &ask, KV_MSG_OK, sizeof(struct kv_msg_plain), NULL,
 			       0, NULL, kv_deadline(timeout));
+	/* Asked twice, the first time with success. */
+	if (r == -ENOENT && client->connection.n_tries > 1)
+		r = 0;
 	pthread_mutex_unlock(&client->lock);
 	return r;
 }
