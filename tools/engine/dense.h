@@ -80,6 +80,18 @@ struct kv_dense_ops {
 	void (*silu_multiply)(struct kv_dense *dense, float *gate, const float *up, size_t n,
 			      size_t width);
 
+	/*
+	 * Graphs; all NULL where the device has none. What is queued between record() and
+	 * recorded() runs when replay() queues it, any number of times. Memory of alloc_host() can
+	 * be shown and downloaded to inside one: it is read or written at each replay.
+	 */
+	int (*record)(struct kv_dense *dense);
+	int (*recorded)(struct kv_dense *dense, void **ret_graph); /* after a failure too */
+	void (*replay)(struct kv_dense *dense, void *graph);
+	void (*graph_free)(struct kv_dense *dense, void *graph); /* NULL is allowed */
+	void *(*alloc_host)(struct kv_dense *dense, size_t bytes);
+	void (*release_host)(struct kv_dense *dense, void *p); /* NULL is allowed */
+
 	/* Wait for what was queued. Return: 0, or the first failure since the last call. */
 	int (*finish)(struct kv_dense *dense);
 };

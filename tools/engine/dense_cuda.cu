@@ -385,6 +385,68 @@ static void cuda_silu_multiply(struct kv_dense *dense, float *gate, const float 
 	note(cuda, cudaGetLastError(), "gates");
 }
 
+static int cuda_record(struct kv_dense *dense)
+{
+	cudaError_t e = cudaStreamBeginCapture(from_dense(dense)->stream,
+					       cudaStreamCaptureModeThreadLocal);
+
+	return e ? cuda_error(e, "recording a graph") : 0;
+}
+
+static int cuda_recorded(struct kv_dense *dense, void **ret_graph)
+{
+	struct dense_cuda *cuda = from_dense(dense);
+	cudaGraphExec_t exec = NULL;
+	cudaGraph_t graph = NULL;
+	cudaError_t e;
+
+	note(cuda, cudaStreamEndCapture(cuda->stream, &graph), "recording a graph");
+	if (sound(cuda))
+		note(cuda, cudaGraphInstantiate(&exec, graph, 0), "making a graph");
+	if (graph)
+		cudaGraphDestroy(graph);
+	e = cuda->error;
+	cuda->error = cudaSuccess;
+	if (e) {
+		cudaGetLastError();
+		return cuda_error(e, cuda->what);
+	}
+	*ret_graph = exec;
+	return 0;
+}
+
+static void cuda_replay(struct kv_dense *dense, void *graph)
+{
+	struct dense_cuda *cuda = from_dense(dense);
+
+	if (sound(cuda))
+		note(cuda, cudaGraphLaunch((cudaGraphExec_t)graph, cuda->stream), "a step's graph");
+}
+
+static void cuda_graph_free(struct kv_dense *dense, void *graph)
+{
+	if (graph)
+		cudaGraphExecDestroy((cudaGraphExec_t)graph);
+}
+
+static void *cuda_alloc_host(struct kv_dense *dense, size_t bytes)
+{
+	cudaError_t e;
+	void *p;
+
+	e = cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocDefault);
+	if (!e)
+		return p;
+	kv_engine_error(-ENOMEM, "CUDA: cudaHostAlloc of %zu bytes: %s", bytes,
+			cudaGetErrorString(e));
+	return NULL;
+}
+
+static void cuda_release_host(struct kv_dense *dense, void *p)
+{
+	cudaFreeHost(p);
+}
+
 static int cuda_finish(struct kv_dense *dense)
 {
 	struct dense_cuda *cuda = from_dense(dense);
@@ -399,7 +461,8 @@ static int cuda_finish(struct kv_dense *dense)
 static const struct kv_dense_ops ops = {
 	cuda_close,	 cuda_alloc,	   cuda_release,       cuda_show,   cuda_download,
 	cuda_matrix_new, cuda_matrix_free, cuda_embed,	       cuda_pick,   cuda_rms_norm,
-	cuda_matmul,	 cuda_rope,	   cuda_silu_multiply, cuda_finish,
+	cuda_matmul,	 cuda_rope,	   cuda_silu_multiply, cuda_record, cuda_recorded,
+	cuda_replay,	 cuda_graph_free,  cuda_alloc_host,    cuda_release_host, cuda_finish,
 };
 
 /* "GPU-" and the bytes in hex, grouped 4-2-2-2-6 */

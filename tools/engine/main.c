@@ -230,6 +230,8 @@ static int load_model(struct engine *e)
 
 	r = kv_model_new(e->file, e->dense, o->chunk + o->max_batch, o->max_batch, e->max_blocks,
 			 &e->model);
+	if (!r && !o->eager)
+		r = kv_model_use_graphs(e->model);
 	if (r < 0 || e->gpu->device == KV_DEVICE_HOST)
 		return r;
 

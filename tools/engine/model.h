@@ -54,6 +54,14 @@ int kv_model_shape_read(const struct kv_gguf *file, struct kv_model_shape *ret);
 int kv_model_new(const struct kv_gguf *file, struct kv_dense *dense, uint32_t max_tokens,
 		 uint32_t max_seqs, uint32_t max_blocks, struct kv_model **ret);
 
+/**
+ * kv_model_use_graphs() - decode steps become one graph launch each, where the device has graphs
+ *
+ * Text is the same: rows have the same bits in every batch. Return: 0 (also where it has none);
+ * -ENOMEM.
+ */
+int kv_model_use_graphs(struct kv_model *model);
+
 /* NULL is allowed; returns NULL. */
 struct kv_model *kv_model_free(struct kv_model *model);
 

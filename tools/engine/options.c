@@ -74,6 +74,8 @@ static const struct option_row rows[] = {
 	 "how long to wait for room in the pool [60]"},
 	{"no-share", 0, FLAG, NULL, AT(no_share), 0, 0,
 	 "a private pool: look nothing up, publish nothing"},
+	{"eager", 0, FLAG, NULL, AT(eager), 0, 0,
+	 "launch decode steps piece by piece, not as graphs (on a GPU)"},
 	{"stats", 0, FLAG, NULL, AT(stats), 0, 0, "afterwards, on stderr: hits and times"},
 	{"logits", 0, TEXT, "FILE", AT(logits), 0, 0,
 	 "write the logits after each prompt, [prompts, vocabulary] float32"},

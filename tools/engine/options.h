@@ -41,6 +41,7 @@ struct kv_engine_options {
 	uint64_t seed;
 	bool chat;
 	bool no_share;
+	bool eager;
 	bool ignore_eos;
 	bool stats;
 	const char *logits;	/* file, or NULL */
