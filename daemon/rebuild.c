@@ -185,6 +185,8 @@ static int rebuild_pool(struct kv_pool *pool)
 	struct kv_session_record *sessions = pool->record->sessions;
 	int r = found ? 0 : -ENOMEM;
 
+	/* Each session that is taken over says so for itself. */
+	memset(pool->head->live, 0, sizeof(pool->head->live));
 	for (uint32_t i = 0; !r && i < KV_MAX_SESSIONS; i++) {
 		found->live[i] = goes_on(&sessions[i]);
 		found->granted[i] = sessions[i].granted;

@@ -132,8 +132,9 @@ static int make_pages(struct kv_pool *pool, const struct kv_msg_pool_open *msg)
 				     (uint64_t)id_limit * sizeof(struct kv_shm_block));
 	head.rows_offset = page_up(head.tokens_offset +
 				   (uint64_t)id_limit * head.block_tokens * sizeof(int32_t));
-	head.blocks_bytes =
+	head.promises_offset =
 		page_up(head.rows_offset + (uint64_t)id_limit * sizeof(struct kv_shm_row));
+	head.blocks_bytes = page_up(head.promises_offset + KV_PROMISES * sizeof(uint64_t));
 
 	r = kv_shared_pages("kvcached-index", head.index_bytes, &pool->index_fd,
 			    (void **)&pool->head);

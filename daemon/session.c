@@ -91,6 +91,14 @@ static uint64_t next_id(struct kv_daemon *d)
 	return d->next_session_id++;
 }
 
+/* May its client still publish? Who waits for a promise of its looks here. */
+static void set_live(struct kv_session *s, bool live)
+{
+	uint64_t *word = &s->pool->head->live[s->slot / 64], bit = (uint64_t)1 << s->slot % 64;
+
+	kv_store_release(word, live ? *word | bit : *word & ~bit);
+}
+
 static struct kv_session *session_alloc(struct kv_peer *peer, struct kv_pool *pool, uint32_t slot)
 {
 	struct kv_session *s = calloc(1, sizeof(*s));
@@ -107,6 +115,7 @@ static struct kv_session *session_alloc(struct kv_peer *peer, struct kv_pool *po
 	pool->n_sessions++;
 	peer->daemon->n_sessions++;
 	peer->session = s;
+	set_live(s, true);
 	return s;
 }
 
@@ -188,6 +197,7 @@ void kv_session_unload(struct kv_session *s)
 	struct kv_pool *pool = s->pool;
 
 	kv_events_detached(pool->daemon->events, s);
+	set_live(s, false);
 	if (s->shm)
 		munmap(s->shm, s->bytes);
 	kv_close(s->fd);
@@ -231,6 +241,7 @@ void kv_session_set_aside(struct kv_session *s)
 {
 	const struct kv_books *b = &s->pool->books;
 
+	set_live(s, false);
 	kv_books_quarantine(&s->pool->books, s->slot);
 	s->n_set_aside = 0;
 	for (uint32_t i = 0; b->n_quarantined && i < b->head->id_limit; i++)

@@ -7,6 +7,7 @@
  *   pool.c        opening, mapping, views           magazine.c  leases at hand, give, the op ring
  *   later.c       what waits for GPU work           sequence.c, lookup.c, publish.c, batch.c
  *   pin.h         holding cached blocks             identity.c  fields, extras, epochs
+ *   promise.c     waiting for what others compute   group*.c    sequences of several groups
  *
  * A kv_pool has a connection of its own: it is one session of the daemon. Its hot path (take, give, pin,
  * unpin) touches only memory; nothing there is locked, because a pool belongs to one thread.
@@ -213,6 +214,7 @@ struct kv_seq {
 	/* Of a group sequence, in a group whose blocks are found without their parents (group.h). */
 	const struct kv_gseq *loose; /* NULL: it isn't */
 	uint32_t group;
+	size_t n_promised; /* blocks up to here were promised, from n_submitted on */
 	size_t n_holes; /* blocks that were let go: the null block stands in the table */
 	size_t n_submitted;  /* leading blocks, <= len / block_tokens */
 	size_t n_settled;    /* of these, how many have had the daemon's answer */
@@ -236,6 +238,10 @@ void kv_seq_begin(struct kv_seq *seq);
 bool kv_seq_key(const struct kv_seq *seq, size_t i, const int32_t *tokens, struct kv_key *ret_key,
 		struct kv_shm_row *ret_row);
 
+/* kv_seq_withdraw() - promises of blocks from @first on that weren't submitted end */
+void kv_seq_withdraw(struct kv_seq *seq, size_t first);
+/* kv_promise_end() - a block of this key has been published: its promise, if it is ours, is kept */
+void kv_promise_end(struct kv_pool *pool, struct kv_key key);
 /* kv_seq_need() - blocks to be had for @n_tokens in total. 0; KV_TOO_LARGE */
 int kv_seq_need(const struct kv_seq *seq, size_t n_tokens, uint32_t *ret);
 /* kv_seq_extend() - take over the leased blocks it needs for them. 0; -ENOMEM: none was taken */

@@ -18,8 +18,13 @@ static int settle(struct kv_seq *seq, void *stream)
 		kv_block_id twin;
 		int r;
 
-		if (id == pool->head.null_block || kv_block_is_cached(pool, id))
+		if (id == pool->head.null_block)
 			continue;
+		if (kv_block_is_cached(pool, id)) {
+			if (seq->n_settled < seq->n_promised)
+				kv_promise_end(pool, seq->keys[seq->n_settled]);
+			continue;
+		}
 		if (kv_block_state(kv_load_acquire(&d->word)) != KV_BLOCK_TWIN)
 			return 0;
 		twin = (kv_block_id)kv_load_relaxed(&d->key_lo);

@@ -113,6 +113,7 @@ KV_PUBLIC struct kv_seq *kv_seq_free(struct kv_seq *seq, void *stream)
 		return NULL;
 	if (!kv_forked(seq->pool->fork_generation)) {
 		kv_seq_stamp(seq, 0, seq->n_submitted);
+		kv_seq_withdraw(seq, 0);
 		/* Where it fails the blocks stay leased until the pool is closed, or the process ends. */
 		if (release_from(seq, 0, stream) < 0)
 			seq->pool->lost = true;
@@ -307,6 +308,7 @@ KV_PUBLIC int kv_seq_rollback(struct kv_seq *seq, size_t n_tokens, void *stream)
 	r = release_from(seq, blocks_for(seq->pool, n_tokens), stream);
 	if (r < 0)
 		return r;
+	kv_seq_withdraw(seq, whole);
 	seq->len = n_tokens;
 	kv_identity_cut(&seq->identity, n_tokens);
 	if (seq->n_asked > n_tokens)

@@ -18,5 +18,7 @@
 #define kv_fence_compiler() __atomic_signal_fence(__ATOMIC_SEQ_CST)
 #define kv_add_relaxed(p, v) __atomic_fetch_add((p), (v), __ATOMIC_RELAXED)
 #define kv_exchange_seq(p, v) __atomic_exchange_n((p), (v), __ATOMIC_SEQ_CST)
+#define kv_compare_exchange(p, old, v) \
+	__atomic_compare_exchange_n((p), (old), (v), 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)
 
 #endif

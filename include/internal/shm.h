@@ -35,9 +35,9 @@
 #include "include/kvcached/types.h"
 
 #define KV_SHM_MAGIC 0x31637663646b764bull
-#define KV_SHM_ABI 3
+#define KV_SHM_ABI 4
 /* What a program must say to be run on pages that another one made: kvcached --shm-version. */
-#define KV_SHM_VERSION "shm-3"
+#define KV_SHM_VERSION "shm-4"
 #define KV_HOLDER_WORDS (KV_MAX_SESSIONS / 64)
 
 enum kv_block_state {
@@ -147,6 +147,8 @@ struct kv_shm_pool {
 	uint64_t blocks_bytes;	     /* of the blocks memfd */
 	uint64_t rows_offset;	     /* in the blocks memfd: [id_limit] struct kv_shm_row */
 	uint64_t epoch;		     /* of the weights: chains of others aren't found */
+	uint64_t promises_offset;    /* in the blocks memfd: [KV_PROMISES] words */
+	uint64_t live[KV_HOLDER_WORDS]; /* daemon writes: slots whose client may still publish */
 	struct kv_shm_limits limits;
 };
 
@@ -156,6 +158,15 @@ struct kv_shm_pool {
  * descriptor confirms, so readers need no lock and no retry.
  */
 #define KV_BUCKET_WORDS 8
+
+/*
+ * Promises: keys of blocks that a session is about to compute, so that others may wait for them. A
+ * word is tag << 32 | (slot + 1) << 24 | until, 0 is empty; it stands anywhere in the bucket of its key.
+ * Until: sixteenths of a second of CLOCK_MONOTONIC, modulo 2^24. Any client writes, by compare and
+ * swap. They are hints: who believes a wrong one waits for nothing, until its deadline.
+ */
+#define KV_PROMISES 16384u
+#define KV_PROMISE_BUCKET 8u
 
 /* What a client asks of the daemon without waiting. */
 enum kv_op_kind {
@@ -242,6 +253,11 @@ static inline int32_t *kv_shm_tokens(void *blocks, const struct kv_shm_pool *poo
 {
 	return (int32_t *)((char *)blocks + pool->tokens_offset) +
 	       (int64_t)id * pool->block_tokens;
+}
+
+static inline uint64_t *kv_shm_promises(void *blocks, const struct kv_shm_pool *pool)
+{
+	return (uint64_t *)((char *)blocks + pool->promises_offset);
 }
 
 static inline struct kv_shm_row *kv_shm_row(void *blocks, const struct kv_shm_pool *pool, int32_t id)

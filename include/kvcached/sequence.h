@@ -59,6 +59,32 @@ struct kv_seq *kv_seq_free(struct kv_seq *seq, void *stream);
 int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *ret_hit);
 
 /**
+ * kv_seq_promise() - say that this sequence is about to compute the blocks of @tokens
+ * @tokens:	 [n], beginning with the sequence's
+ * @timeout:	 for so long others may wait for them; at most an hour
+ * @ret_promised: tokens, from the start, that are this sequence's: what comes behind was promised by
+ *		 another session before. NULL is allowed.
+ *
+ * For the engines that use kv_seq_follow(). A promise ends when its block is published, with the sequence,
+ * with this process, and after @timeout; to break it costs others their time and nothing more.
+ * Return: 0; -EINVAL; -ENOMEM.
+ */
+int kv_seq_promise(struct kv_seq *seq, const int32_t *tokens, size_t n, int64_t timeout,
+		   size_t *ret_promised);
+
+/**
+ * kv_seq_follow() - look up, and wait for what another live session has promised to compute
+ * @timeout: nanoseconds; 0: don't wait, but say whether it would be worth it
+ *
+ * Returns as soon as the next block isn't cached and nobody computes it: all is found, or it is the
+ * caller's turn, also because who promised it has ended, broken off, or let its time pass. What was
+ * found is held, as by kv_seq_lookup(); the sequence must fit what that asks for.
+ * Return: 0; KV_PROMISED: somebody still computes it; -EINVAL; -ENOMEM.
+ */
+int kv_seq_follow(struct kv_seq *seq, const int32_t *tokens, size_t n, int64_t timeout,
+		  size_t *ret_hit);
+
+/**
  * kv_seq_reserve() - room for @n_tokens in total, writable from len on
  * @timeout: how long to wait for room; 0: not at all
  *

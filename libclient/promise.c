@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Waiting for what others compute. A session that is about to compute blocks leaves their keys in a small
+ * table (include/internal/shm.h); who misses such a block may wait until it is published instead.
+ *
+ * Nobody relies on the table: blocks are found and compared as always, a promise only says that it may
+ * be worth a wait. It is believed while its session lives and its time has not passed.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <time.h>
+
+#include "libclient/internal.h"
+
+#define TICK (KV_SEC / 16)
+#define MOST_TIME (3600 * KV_SEC)
+#define TIME_MASK 0xffffffu
+
+static uint32_t ticks(int64_t ns)
+{
+	return (uint32_t)(ns / TICK) & TIME_MASK;
+}
+
+static uint64_t *bucket_of(const struct kv_pool *pool, struct kv_key key)
+{
+	return kv_shm_promises(pool->blocks, &pool->head) +
+	       key.lo % (KV_PROMISES / KV_PROMISE_BUCKET) * KV_PROMISE_BUCKET;
+}
+
+static uint32_t slot_of(uint64_t word)
+{
+	return ((uint32_t)word >> 24) - 1;
+}
+
+static uint32_t tag_of(struct kv_key key)
+{
+	return (uint32_t)(key.hi >> 16);
+}
+
+static bool is_valid(const struct kv_pool *pool, uint64_t word)
+{
+	const struct kv_shm_pool *head = pool->index;
+	uint32_t slot = slot_of(word);
+	uint32_t left = ((uint32_t)word - ticks(kv_now())) & TIME_MASK;
+
+	if (!word || slot >= KV_MAX_SESSIONS || left > TIME_MASK / 2)
+		return false;
+	return kv_load_acquire(&head->live[slot / 64]) >> slot % 64 & 1;
+}
+
+/* False: another session has promised it. */
+static bool promise(struct kv_pool *pool, struct kv_key key, int64_t until)
+{
+	uint64_t *bucket = bucket_of(pool, key), *free_word = NULL, old = 0;
+	uint64_t own = (uint64_t)tag_of(key) << 32 | (pool->slot + 1) << 24 | ticks(until);
+
+	for (uint32_t i = 0; i < KV_PROMISE_BUCKET; i++) {
+		uint64_t word = kv_load_relaxed(&bucket[i]);
+		bool valid = is_valid(pool, word);
+
+		if (valid && word >> 32 == tag_of(key) && slot_of(word) != pool->slot)
+			return false;
+		if (!free_word && (!valid || word >> 32 == tag_of(key))) {
+			free_word = &bucket[i];
+			old = word;
+		}
+	}
+	/* No room, or another was faster: it is computed all the same, and nobody waits for it. */
+	if (free_word)
+		kv_compare_exchange(free_word, &old, own);
+	return true;
+}
+
+static bool is_promised(struct kv_pool *pool, struct kv_key key)
+{
+	const uint64_t *bucket = bucket_of(pool, key);
+
+	for (uint32_t i = 0; i < KV_PROMISE_BUCKET; i++) {
+		uint64_t word = kv_load_relaxed(&bucket[i]);
+
+		if (word >> 32 == tag_of(key) && slot_of(word) != pool->slot && is_valid(pool, word))
+			return true;
+	}
+	return false;
+}
+
+void kv_promise_end(struct kv_pool *pool, struct kv_key key)
+{
+	uint64_t *bucket = bucket_of(pool, key);
+
+	for (uint32_t i = 0; i < KV_PROMISE_BUCKET; i++) {
+		uint64_t word = kv_load_relaxed(&bucket[i]);
+
+		if (word && word >> 32 == tag_of(key) && slot_of(word) == pool->slot)
+			kv_compare_exchange(&bucket[i], &word, 0);
+	}
+}
+
+void kv_seq_withdraw(struct kv_seq *seq, size_t first)
+{
+	if (first < seq->n_submitted)
+		first = seq->n_submitted;
+	for (size_t i = first; i < seq->n_promised; i++)
+		kv_promise_end(seq->pool, seq->keys[i]);
+	if (seq->n_promised > first)
+		seq->n_promised = first;
+}
+
+static int check_tokens(const struct kv_seq *seq, const int32_t *tokens, size_t n)
+{
+	int r = kv_forked(seq->pool->fork_generation);
+
+	if (!r && (seq->len > n ||
+		   (seq->len && memcmp(seq->tokens, tokens, seq->len * sizeof(*tokens)))))
+		r = kv_error(-EINVAL, "promise: the sequence's %zu tokens are not the beginning of "
+			     "those given", seq->len);
+	return r;
+}
+
+KV_PUBLIC int kv_seq_promise(struct kv_seq *seq, const int32_t *tokens, size_t n, int64_t timeout,
+			     size_t *ret_promised)
+{
+	struct kv_pool *pool = seq->pool;
+	uint32_t size = pool->head.block_tokens;
+	int64_t until = kv_now() + (timeout < MOST_TIME ? timeout : MOST_TIME);
+	size_t end = n / size, i = seq->n_submitted;
+	struct kv_shm_row row;
+	int r = check_tokens(seq, tokens, n);
+
+	if (!r)
+		r = kv_seq_grow((void **)&seq->keys, &seq->keys_room, end + 1, sizeof(*seq->keys));
+	if (r < 0)
+		return r;
+	if (!seq->len)
+		kv_seq_begin(seq);
+	for (; i < end; i++) {
+		kv_seq_key(seq, i, tokens + i * size, &seq->keys[i], &row);
+		if (!promise(pool, seq->keys[i], until))
+			break;
+	}
+	/* What was promised beyond, for other tokens perhaps, is not meant any more. */
+	kv_seq_withdraw(seq, i);
+	seq->n_promised = i;
+	if (ret_promised)
+		*ret_promised = i * size;
+	return 0;
+}
+
+/* Does another session compute the block after those that were found? */
+static int next_is_promised(struct kv_seq *seq, const int32_t *tokens, size_t n)
+{
+	uint32_t size = seq->pool->head.block_tokens;
+	size_t i = seq->len / size;
+	struct kv_shm_row row;
+	struct kv_key key;
+
+	if (seq->len % size || i >= (n ? (n - 1) / size : 0) || seq->n_submitted < i)
+		return 0;
+	kv_seq_key(seq, i, tokens + i * size, &key, &row);
+	return is_promised(seq->pool, key);
+}
+
+KV_PUBLIC int kv_seq_follow(struct kv_seq *seq, const int32_t *tokens, size_t n, int64_t timeout,
+			    size_t *ret_hit)
+{
+	int64_t deadline = kv_now() + timeout;
+	int64_t pause = KV_MSEC / 5;
+	bool waited = false;
+
+	for (;;) {
+		size_t before = seq->len;
+		int r = kv_seq_lookup(seq, tokens, n, ret_hit);
+
+		if (r < 0)
+			return r;
+		if (!next_is_promised(seq, tokens, n)) {
+			/* A promise ends after its block is there: one more look, if it was that. */
+			if (!waited || seq->len > before)
+				return 0;
+			waited = false;
+			continue;
+		}
+		if (timeout <= 0 || kv_now() >= deadline)
+			return KV_PROMISED;
+		nanosleep(&(struct timespec){ .tv_nsec = pause }, NULL);
+		pause = pause < 2 * KV_MSEC ? pause + pause / 4 : pause;
+		waited = true;
+	}
+}
