@@ -11,86 +11,9 @@
 
 #include "include/internal/cleanup.h"
 #include "tools/kvctl.h"
+#include "tools/snapshot.h"
 
 #define SCREEN_LINES 24
-#define BAR_CELLS    10
-
-struct snapshot {
-	struct kv_daemon_stats *daemon;
-	struct kv_gpu_stats *gpus;
-	struct kv_pool_stats *pools;
-	struct kv_session_stats *sessions;
-	size_t n_gpus, n_pools, n_sessions;
-};
-
-/* What a device's memory is used for. The rest of the arena is null blocks, quarantine and tails.
- */
-struct use {
-	uint64_t leased, cached, free;
-};
-
-static void snapshot_deinit(struct snapshot *s)
-{
-	free(s->sessions);
-	free(s->pools);
-	free(s->gpus);
-	free(s->daemon);
-}
-
-static int snapshot_take(struct kv_ctl *ctl, struct snapshot *s)
-{
-	size_t n_daemons;
-	int status = kv_ctl_ask(ctl, KV_STAT_DAEMON, &s->daemon, &n_daemons);
-
-	if (!status)
-		status = kv_ctl_ask(ctl, KV_STAT_GPU, &s->gpus, &s->n_gpus);
-	if (!status)
-		status = kv_ctl_ask(ctl, KV_STAT_POOL, &s->pools, &s->n_pools);
-	if (!status)
-		status = kv_ctl_ask(ctl, KV_STAT_SESSION, &s->sessions, &s->n_sessions);
-	return status;
-}
-
-/* [leased cached free] in cells: "###+++...." Whatever is not nothing gets a cell. */
-static struct kv_words bar(const struct use *use)
-{
-	struct kv_words words;
-	uint64_t part[] = {use->leased, use->cached, use->free};
-	const char glyph[] = "#+.";
-	uint64_t whole = part[0] + part[1] + part[2];
-	unsigned cells[3] = {0}, n = 0, largest = 0;
-	char *to = words.text;
-
-	for (unsigned i = 0; i < 3 && whole; i++) {
-		cells[i] = (unsigned)((double)part[i] / (double)whole * BAR_CELLS + 0.5);
-		cells[i] += part[i] && !cells[i];
-		n += cells[i];
-		largest = cells[i] > cells[largest] ? i : largest;
-	}
-	cells[largest] += whole ? BAR_CELLS - n : 0; /* what rounding took or added */
-	*to++ = '[';
-	for (unsigned i = 0; i < 3; i++) {
-		memset(to, glyph[i], cells[i]);
-		to += cells[i];
-	}
-	*to++ = ']';
-	*to = '\0';
-	return words;
-}
-
-static struct use use_of(const struct snapshot *s, const struct kv_gpu_stats *gpu)
-{
-	struct use use = {.free = gpu->bytes_free + gpu->bytes_scrubbing};
-
-	for (const struct kv_pool_stats *p = s->pools; p < s->pools + s->n_pools; p++) {
-		if (gpu->index >= 64 || !(p->gpu_mask >> gpu->index & 1))
-			continue;
-		use.leased += p->blocks_leased * p->block_bytes;
-		use.cached += p->blocks_cached * p->block_bytes;
-		use.free += p->blocks_free * p->block_bytes;
-	}
-	return use;
-}
 
 /* Return: lines of the screen used, here and below. */
 static unsigned show_daemon(struct kv_emit *e, const struct kv_daemon_stats *d, const char *socket)
@@ -107,7 +30,7 @@ static unsigned show_daemon(struct kv_emit *e, const struct kv_daemon_stats *d, 
 	return 3;
 }
 
-static unsigned show_gpus(struct kv_emit *e, const struct snapshot *s)
+static unsigned show_gpus(struct kv_emit *e, const struct kv_snapshot *s)
 {
 	unsigned n_lines = 2;
 
@@ -116,7 +39,7 @@ static unsigned show_gpus(struct kv_emit *e, const struct snapshot *s)
 	kv_emit_head(e, "<GPU", "<DEVICE", "<EXPORT", ">RESERVED", ">#LEASED", ">+CACHED", ">.FREE",
 		     "<USE", NULL);
 	for (const struct kv_gpu_stats *g = s->gpus; g < s->gpus + s->n_gpus; g++, n_lines++) {
-		struct use use = use_of(s, g);
+		struct kv_use use = kv_snapshot_use(s, g);
 
 		kv_emit_cell(e, "%" PRIu64, g->index);
 		kv_emit_cell(e, "%s", kv_words_cut(g->name, 12).text);
@@ -125,7 +48,7 @@ static unsigned show_gpus(struct kv_emit *e, const struct snapshot *s)
 		kv_emit_cell(e, "%s", kv_words_bytes(use.leased).text);
 		kv_emit_cell(e, "%s", kv_words_bytes(use.cached).text);
 		kv_emit_cell(e, "%s", kv_words_bytes(use.free).text);
-		kv_emit_cell(e, "%s", bar(&use).text);
+		kv_emit_cell(e, "%s", kv_words_bar(&use).text);
 	}
 	kv_emit_table(e);
 	for (const struct kv_gpu_stats *g = s->gpus; g < s->gpus + s->n_gpus; g++) {
@@ -139,7 +62,7 @@ static unsigned show_gpus(struct kv_emit *e, const struct snapshot *s)
 }
 
 /* "engine-a engine-b +2": as many names as fit */
-static struct kv_words attached(const struct snapshot *s, const struct kv_pool_stats *pool)
+static struct kv_words attached(const struct kv_snapshot *s, const struct kv_pool_stats *pool)
 {
 	struct kv_words words = {"-"};
 	size_t n = 0;
@@ -163,7 +86,7 @@ static struct kv_words attached(const struct snapshot *s, const struct kv_pool_s
 	return words;
 }
 
-static unsigned show_pools(struct kv_emit *e, const struct snapshot *s)
+static unsigned show_pools(struct kv_emit *e, const struct kv_snapshot *s)
 {
 	unsigned n_lines = 2;
 
@@ -204,7 +127,7 @@ static int by_blocks(const void *a, const void *b)
 }
 
 /* @n_lines: what is left of the screen */
-static void show_sessions(struct kv_emit *e, struct snapshot *s, unsigned n_lines)
+static void show_sessions(struct kv_emit *e, struct kv_snapshot *s, unsigned n_lines)
 {
 	/* A blank line and the heading come first, and one line may say how many there are more. */
 	size_t n = n_lines < 8 ? 5 : n_lines - 3;
@@ -237,13 +160,17 @@ static void show_sessions(struct kv_emit *e, struct snapshot *s, unsigned n_line
 
 int kv_cmd_stats(struct kv_ctl *ctl, int argc, char **argv)
 {
-	kv_cleanup(snapshot_deinit) struct snapshot snapshot = {0};
+	kv_cleanup(kv_snapshot_deinit) struct kv_snapshot snapshot = {0};
 	struct kv_emit *e = &ctl->emit;
-	int status = snapshot_take(ctl, &snapshot);
+	int status = kv_ctl_connect(ctl);
 	unsigned n_lines = 1; /* the prompt below */
+	int r;
 
 	if (status)
 		return status;
+	r = kv_snapshot_take(ctl->client, &snapshot, kv_ctl_left(ctl));
+	if (r < 0)
+		return kv_ctl_broken(ctl, r);
 	kv_emit_open(e, NULL, '{');
 	n_lines += show_daemon(e, snapshot.daemon, ctl->socket);
 	n_lines += show_gpus(e, &snapshot);

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <kvcached/client.h>
 
@@ -34,6 +35,7 @@ struct command {
 static const struct command commands[] = {
 	{"stats", NULL, "", "the daemon, its devices, pools and sessions on one screen",
 	 kv_cmd_stats},
+	{"top", NULL, "[COUNT]", "what goes on, again and again; keys: ? in it says which", kv_cmd_top},
 	{"pool", "list", "", "all pools: what they are, hold and hit", kv_cmd_pool_list},
 	{"pool", "show", "NAME", "everything about one pool, and who is attached",
 	 kv_cmd_pool_show},
@@ -58,6 +60,7 @@ static const struct command commands[] = {
 static const struct option options[] = {
 	{"socket", required_argument, NULL, 's'},  {"json", no_argument, NULL, 'j'},
 	{"timeout", required_argument, NULL, 't'}, {"help", no_argument, NULL, 'h'},
+	{"watch", required_argument, NULL, 'w'},
 	{"version", no_argument, NULL, 'V'},	   {NULL},
 };
 
@@ -68,6 +71,7 @@ static const char options_help[] =
 	"                         $XDG_RUNTIME_DIR/" KV_SOCKET_NAME "\n"
 	"  -j, --json             answers and errors as JSON, with exact numbers\n"
 	"  -t, --timeout SECONDS  give up after that long (default 5)\n"
+	"  -w, --watch SECONDS    again and again, so long apart, until interrupted\n"
 	"  -h, --help             this text; behind an object, its commands\n"
 	"  -V, --version          version of kvctl\n"
 	"\n"
@@ -313,6 +317,19 @@ static int parse_timeout(struct kv_ctl *ctl, const char *text)
 	return KV_EXIT_DONE;
 }
 
+static int parse_watch(struct kv_ctl *ctl, const char *text)
+{
+	char *end;
+	double seconds = strtod(text, &end);
+
+	if (end == text || *end || !(seconds >= 0.1 && seconds <= MAX_TIMEOUT_S))
+		return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
+				     "--watch: '%s' given, seconds from 0.1 to %d expected", text,
+				     MAX_TIMEOUT_S);
+	ctl->watch_ns = (int64_t)(seconds * KV_SEC);
+	return KV_EXIT_DONE;
+}
+
 /*
  * Options from argv[1] on; optind is then the first word that is none.
  * @mode: "+": stop at the first word; "": go through all and move the words behind the options
@@ -324,7 +341,7 @@ static int parse_options(struct kv_ctl *ctl, int argc, char **argv, const char *
 	char letters[16];
 	int letter, status;
 
-	snprintf(letters, sizeof(letters), "%s:s:jt:hV", mode);
+	snprintf(letters, sizeof(letters), "%s:s:jt:w:hV", mode);
 	optind = 0; /* starts anew, with another mode */
 	opterr = 0;
 	while ((letter = getopt_long(argc, argv, letters, options, NULL)) != -1) {
@@ -337,6 +354,11 @@ static int parse_options(struct kv_ctl *ctl, int argc, char **argv, const char *
 			break;
 		case 't':
 			status = parse_timeout(ctl, optarg);
+			if (status)
+				return status;
+			break;
+		case 'w':
+			status = parse_watch(ctl, optarg);
 			if (status)
 				return status;
 			break;
@@ -366,6 +388,30 @@ static int parse_options(struct kv_ctl *ctl, int argc, char **argv, const char *
 	return KV_EXIT_DONE;
 }
 
+/* Once, or with --watch until it fails or is interrupted; top does that by itself. */
+static int run_again(struct kv_ctl *ctl, const struct command *c, int argc, char **argv)
+{
+	bool screen = ctl->watch_ns && !ctl->emit.json && isatty(fileno(ctl->emit.out));
+	struct timespec pause = {.tv_sec = ctl->watch_ns / KV_SEC, .tv_nsec = ctl->watch_ns % KV_SEC};
+	int64_t limit = ctl->deadline - kv_ctl_now();
+	int status;
+
+	if (!ctl->watch_ns || c->run == kv_cmd_top)
+		return c->run(ctl, argc, argv);
+	ctl->emit.one_line = true;
+	for (;;) {
+		if (screen)
+			fputs("\033[H\033[J", ctl->emit.out);
+		ctl->deadline = kv_ctl_now() + limit;
+		status = c->run(ctl, argc, argv);
+		if (status || kv_emit_end(&ctl->emit) < 0)
+			return status;
+		nanosleep(&pause, NULL);
+		if (!screen)
+			kv_emit_gap(&ctl->emit);
+	}
+}
+
 /* @argv: from the object on; options have been taken out unless the command takes all */
 static int run_command(struct kv_ctl *ctl, int argc, char **argv)
 {
@@ -383,7 +429,7 @@ static int run_command(struct kv_ctl *ctl, int argc, char **argv)
 		usage_of(usage, sizeof(usage), c);
 		if (!takes_all(c) && (n_args < min || n_args > max))
 			return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "usage: kvctl %s", usage);
-		return c->run(ctl, n_args + 1, argv + n_words - 1);
+		return run_again(ctl, c, n_args + 1, argv + n_words - 1);
 	}
 	return refuse_words(ctl, argv[0], argc > 1 ? argv[1] : NULL);
 }

@@ -28,6 +28,7 @@ struct kv_ctl {
 	const char *socket; /* as given, or the default; set by kv_ctl_connect() */
 	char default_socket[KV_SOCKET_PATH_MAX];
 	int64_t deadline;	  /* of the whole command, CLOCK_MONOTONIC, ns */
+	int64_t watch_ns;	  /* --watch: the command is run again after so long; 0: once */
 	struct kv_client *client; /* NULL until kv_ctl_connect() */
 };
 
@@ -54,6 +55,9 @@ int kv_ctl_size(const char *text, uint64_t *ret);
 
 /* kv_ctl_u64() - a decimal number that is all of @text. Return: 0 or -EINVAL. */
 int kv_ctl_u64(const char *text, uint64_t *ret);
+
+/* cmd_top.c */
+int kv_cmd_top(struct kv_ctl *ctl, int argc, char **argv);
 
 /* cmd_stats.c */
 int kv_cmd_stats(struct kv_ctl *ctl, int argc, char **argv);
