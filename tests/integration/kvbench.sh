@@ -97,6 +97,22 @@ expect 0 "$kvbench" prefix --json --socket "$socket"
 last_is '[c["blocks"] for c in x["chains"]] == [4 ** i for i in range(7)]'
 last_is 'all(c["lookup_ns"] > 0 and c["free_ns"] > 0 and c["floor_ns"] > 0 for c in x["chains"])'
 
+if ! nvidia-smi -L > /dev/null 2>&1; then
+	say "attention, write, merge"
+	for kernel in attention write merge; do
+		for dtype in bf16 e4m3; do
+			expect 0 "$kvbench" "$kernel" --shape 4/2/64 --batch 3 --context 70 --dtype $dtype --json
+			expect_out '"of_copy"'
+		done
+	done
+	expect 0 "$kvbench" attention --shape 2/1/40 --batch 3 --page 5 --layout hnd --ragged <(printf '3\n40\n')
+	expect_out '2/1/40'
+	expect 2 "$kvbench" attention --shape 3/2/64
+	expect_err 'shape'
+	expect 2 "$kvbench" write --dtype f64
+	expect 1 "$kvbench" attention --ragged /dev/null --batch 2
+fi
+
 say "replay: what was published is found, all of it"
 expect 0 "$kvbench" replay "$trace" --capacity 6000 --json --socket "$socket"
 last_is 'x["requests"] == x["served"] == 2000 and x["engines"] == 1 and x["capacity"] == 6000'

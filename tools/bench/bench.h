@@ -22,12 +22,21 @@ enum kv_bench_exit {
 	KV_BENCH_NO_DAEMON = 3,
 };
 
+/* Sizes of attention, write and merge; 0: as the benchmark chooses. */
+struct kv_bench_kernel {
+	uint32_t heads_q, heads_kv, dim, batch, context, page;
+	int dtype; /* enum kv_dtype */
+	bool hnd;
+	const char *ragged; /* file of lengths */
+};
+
 struct kv_bench {
 	struct kv_emit emit;
 	const char *socket; /* --socket; else that of the daemon which kv_bench_serve() started */
 	const char *file;   /* replay: the trace */
 	uint32_t engines;
 	uint32_t capacity; /* blocks */
+	struct kv_bench_kernel kernel;
 };
 
 /* A pool of a benchmark: blocks without real content, as small as the daemon's memory allows. */
@@ -82,6 +91,12 @@ int kv_bench_lease(struct kv_bench *b);
 int kv_bench_attach(struct kv_bench *b);
 int kv_bench_prefix(struct kv_bench *b);
 int kv_bench_replay(struct kv_bench *b);
+int kv_bench_attention(struct kv_bench *b);
+int kv_bench_write(struct kv_bench *b);
+int kv_bench_merge(struct kv_bench *b);
+
+/* kv_bench_kernel_option() - "shape", "dtype", "layout" or "ragged". Return: exit status. */
+int kv_bench_kernel_option(struct kv_bench *b, const char *option, const char *text);
 int kv_bench_elastic(struct kv_bench *b);
 
 #endif

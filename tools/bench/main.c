@@ -30,6 +30,11 @@ static const struct benchmark {
 	 kv_bench_elastic},
 	{"replay", "FILE --engines N --capacity BLOCKS", true,
 	 "N clients replay a trace of requests as fast as they can", kv_bench_replay},
+	{"attention", "", false, "decode over paged blocks, checked, beside a copy",
+	 kv_bench_attention},
+	{"write", "", false, "K and V at their slots, checked, beside a copy", kv_bench_write},
+	{"merge", "", false, "four parts of attention into one, checked, beside a copy",
+	 kv_bench_merge},
 };
 
 static const struct option options[] = {
@@ -37,6 +42,13 @@ static const struct option options[] = {
 	{"json", no_argument, NULL, 'j'},
 	{"engines", required_argument, NULL, 'e'},
 	{"capacity", required_argument, NULL, 'c'},
+	{"shape", required_argument, NULL, 'k'},
+	{"dtype", required_argument, NULL, 'k'},
+	{"layout", required_argument, NULL, 'k'},
+	{"ragged", required_argument, NULL, 'k'},
+	{"batch", required_argument, NULL, 'B'},
+	{"context", required_argument, NULL, 'C'},
+	{"page", required_argument, NULL, 'P'},
 	{"help", no_argument, NULL, 'h'},
 	{"version", no_argument, NULL, 'V'},
 	{NULL},
@@ -49,6 +61,13 @@ static const char options_help[] =
 	"  -j, --json             one object on one line, with exact numbers\n"
 	"      --engines N        replay: client processes (default 1)\n"
 	"      --capacity BLOCKS  replay: size of the pool, in blocks of 512 tokens\n"
+	"      --shape Q/K/D      attention, write, merge: heads, KV heads, head size\n"
+	"      --batch N          the same: sequences (write: tokens)\n"
+	"      --context N        attention: tokens of each\n"
+	"      --page N           tokens of a block (default 16)\n"
+	"      --dtype TYPE       of the cache: f32, f16, bf16 (default), e4m3, e5m2\n"
+	"      --layout NAME      nhd (default) or hnd\n"
+	"      --ragged FILE      attention: a length a line, in place of --context\n"
 	"  -h, --help             this text\n"
 	"  -V, --version          version of kvbench\n"
 	"\n"
@@ -81,11 +100,24 @@ static int parse_count(const struct kv_bench *b, const char *option, const char 
 /* @ret_letter: 'h' or 'V' if that was asked for. Words are moved behind the options. */
 static int parse_options(struct kv_bench *b, int argc, char **argv, int *ret_letter)
 {
-	int letter, status = KV_BENCH_DONE;
+	int letter, which = 0, status = KV_BENCH_DONE;
 
 	opterr = 0;
-	while (!status && (letter = getopt_long(argc, argv, ":s:jhV", options, NULL)) != -1) {
+	while (!status && (letter = getopt_long(argc, argv, ":s:jhV", options, &which)) != -1) {
 		switch (letter) {
+		case 'k':
+			status = kv_bench_kernel_option(b, options[which].name, optarg);
+			break;
+		case 'B':
+			status = parse_count(b, "--batch", optarg, 1 << 20, &b->kernel.batch);
+			break;
+		case 'C':
+			status = parse_count(b, "--context", optarg, 1 << 22, &b->kernel.context);
+			break;
+		case 'P':
+			status = parse_count(b, "--page", optarg, KV_MAX_BLOCK_TOKENS,
+					     &b->kernel.page);
+			break;
 		case 's':
 			b->socket = optarg;
 			break;

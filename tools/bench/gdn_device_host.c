@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/bench/bench.h"
+#include "tools/bench/gdn_device.h"
+
+#define ROUNDS 3
+
+const int kv_bench_device = KV_DEVICE_HOST;
+
+bool kv_bench_device_present(char *ret_name, size_t bytes)
+{
+	snprintf(ret_name, bytes, "host");
+	return true;
+}
+
+void *kv_bench_device_alloc(size_t bytes)
+{
+	void *p = calloc(1, bytes ? bytes : 1);
+
+	if (!p) {
+		fprintf(stderr, "kvbench: no memory for %zu bytes\n", bytes);
+		exit(KV_BENCH_FAILED);
+	}
+	return p;
+}
+
+void kv_bench_device_free(void *p)
+{
+	free(p);
+}
+
+void kv_bench_device_put(void *to, const void *from, size_t bytes)
+{
+	memcpy(to, from, bytes);
+}
+
+void kv_bench_device_get(void *to, const void *from, size_t bytes)
+{
+	memcpy(to, from, bytes);
+}
+
+void kv_bench_device_tile(void *to, size_t to_bytes, const void *from, size_t from_bytes)
+{
+	for (size_t done = 0, n; done < to_bytes; done += n) {
+		n = from_bytes < to_bytes - done ? from_bytes : to_bytes - done;
+		memcpy((char *)to + done, from, n);
+	}
+}
+
+int kv_bench_device_time(int (*call)(void *arg, int i, void *stream), void *arg, int n,
+			 double *ret_seconds)
+{
+	double seconds[ROUNDS];
+
+	for (int round = 0; round < ROUNDS; round++) {
+		int64_t start = kv_bench_now();
+
+		for (int i = 0; i < n; i++) {
+			int r = call(arg, i, NULL);
+
+			if (r)
+				return r;
+		}
+		seconds[round] = (double)(kv_bench_now() - start) / 1e9 / n;
+	}
+	*ret_seconds = kv_bench_median(seconds, ROUNDS);
+	return 0;
+}
+
+double kv_bench_device_copy(void *to, const void *from, size_t bytes)
+{
+	double seconds[ROUNDS];
+
+	for (int round = 0; round < ROUNDS; round++) {
+		int64_t start = kv_bench_now();
+
+		memcpy(to, from, bytes);
+		seconds[round] = (double)(kv_bench_now() - start + 1) / 1e9;
+	}
+	return 2 * (double)bytes / kv_bench_median(seconds, ROUNDS);
+}
