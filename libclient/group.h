@@ -40,6 +40,7 @@ struct kv_gstate {
 	/* The last step. */
 	kv_block_id read; /* -1: none */
 	size_t from;
+	bool wrote_elsewhere; /* than in the row it read */
 	bool by_steps; /* own[i] has the state after its token i */
 	kv_block_id *spare; /* [n_spare] for checkpoints */
 	size_t n_spare, spare_room;

@@ -83,6 +83,15 @@ static uint32_t n_boundaries(size_t interval, size_t from, size_t to)
 	return to > from ? (uint32_t)(to / interval - from / interval) : 0;
 }
 
+static bool is_own(const struct kv_gstate *state, kv_block_id id)
+{
+	for (uint32_t i = 0; i < state->n_own; i++) {
+		if (state->own[i] == id)
+			return true;
+	}
+	return false;
+}
+
 void kv_gstate_need(const struct kv_gseq *seq, uint32_t group, size_t n_tokens, uint32_t *ret_must,
 		   uint32_t *ret_may)
 {
@@ -96,15 +105,17 @@ void kv_gstate_need(const struct kv_gseq *seq, uint32_t group, size_t n_tokens, 
 	*ret_may = may > state->n_spare ? may - (uint32_t)state->n_spare : 0;
 }
 
-/* @id leaves own[] or the marks, but may be what is read. */
+/*
+ * @id leaves own[] or the marks. It stays if it is where the state is, and if it is what the last step
+ * read, as long as `found` isn't needed for the former.
+ */
 static void put_away(struct kv_gstate *state, kv_block_id id)
 {
-	if (id != state->row && id != state->read) {
-		drop(state, id);
-		return;
-	}
-	drop(state, state->found);
-	state->found = id;
+	bool stays = id == state->row || (id == state->read && state->found != state->row);
+
+	drop(state, stays ? state->found : id);
+	if (stays)
+		state->found = id;
 }
 
 int kv_gstate_reserve(struct kv_gseq *seq, uint32_t group, const kv_block_id *ids, uint32_t n_may)
@@ -182,6 +193,7 @@ int kv_gstate_step(struct kv_gseq *seq, uint32_t group, size_t to)
 
 	keep_last_marks(state, g);
 	state->read = state->row;
+	state->wrote_elsewhere = state->read != NONE && !is_own(state, state->read);
 	if (state->found != state->read) {
 		drop(state, state->found);
 		state->found = NONE;
@@ -213,16 +225,7 @@ int kv_gstate_fork(const struct kv_gseq *seq, struct kv_gseq *child, uint32_t gr
 	return 0;
 }
 
-static bool is_own(const struct kv_gstate *state, kv_block_id id)
-{
-	for (uint32_t i = 0; i < state->n_own; i++) {
-		if (state->own[i] == id)
-			return true;
-	}
-	return false;
-}
-
-/* Is the row there, and not written to? */
+/* Is the row still held? */
 static bool is_kept(const struct kv_gstate *state, kv_block_id id)
 {
 	for (size_t i = 0; i < state->n_marks; i++) {
@@ -254,7 +257,7 @@ bool kv_gstate_row_at(const struct kv_gseq *seq, uint32_t group, size_t n, kv_bl
 		return true;
 	}
 	/* What the step read is still there if it wrote elsewhere. */
-	if (n == state->from && state->read != NONE && is_kept(state, state->read)) {
+	if (n == state->from && state->wrote_elsewhere && is_kept(state, state->read)) {
 		*ret = state->read;
 		return true;
 	}
@@ -276,7 +279,7 @@ int kv_gstate_rollback(struct kv_gseq *seq, uint32_t group, size_t n, void *stre
 	}
 	if (!n) {
 		state->read = NONE;
-		state->by_steps = false;
+		state->wrote_elsewhere = state->by_steps = false;
 		state->from = 0;
 	}
 	if (state->found != NONE && state->found != state->row && state->found != state->read) {
@@ -391,7 +394,7 @@ void kv_gstate_adopt(struct kv_gseq *seq, uint32_t group, size_t n, kv_block_id 
 	drop(state, state->found);
 	state->found = state->row = row;
 	state->read = NONE;
-	state->by_steps = false;
+	state->wrote_elsewhere = state->by_steps = false;
 	state->at = state->from = n;
 	kv_store_relaxed(&pool->descriptors[row].stamp, kv_add_relaxed(&shared->clock, 1) + 1);
 	kv_ops_try(pool, &(struct kv_op){ .kind = KV_OP_TOUCH, .id = row, .parent = 1 });

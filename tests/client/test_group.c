@@ -1,78 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sequences of a model with three groups: full attention, a window, a state. The model is small and
- * exact: what a token's output is depends on all that the groups keep, through tables and rows alone.
+ * Sequences of a model with three groups (hybrid.h): what is found, kept, rolled back and refused in all
+ * of them or in none.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/client.h"
+#include "tests/client/hybrid.h"
 #include "tests/support/process.h"
 
-#define SIZE	 4 /* tokens of a block */
-#define WINDOW	 6
-#define INTERVAL 8
-#define FULL_G	 0
-#define WINDOW_G 1
-#define STATE_G	 2
-#define N_DRAFTS 3
-
-struct model {
-	struct kv_client *client;
-	struct kv_pool *pools[3];
-	struct kv_groups *groups;
-	struct kv_view views[3];
-};
-
 static struct model m;
-static const char *const names[3] = {"model.full", "model.window", "model.state"};
-
-static struct kv_pool *open_pool(struct kv_client *client, const char *name, uint32_t block_tokens,
-				 uint32_t n_blocks)
-{
-	static const struct kv_component k = {
-		.role = KV_ROLE_K, .dtype = KV_F32, .n_heads = 1, .head_dim = 64, .scale = 1};
-	struct kv_layout layout = {.kind = KV_LAYOUT_FLAT, .block_tokens = block_tokens,
-				   .n_components = 1, .components = &k};
-	KV_OPTIONS(kv_pool_options, what, .name = name, .layout = &layout, .mapped = 1,
-		   .max_bytes = n_blocks ? (uint64_t)(n_blocks + 1) * block_tokens * 256 : 0);
-	struct kv_pool *pool;
-
-	must(kv_pool_open(client, &what, &pool));
-	return pool;
-}
-
-static void model_open(struct model *model, uint32_t n_rows, uint32_t n_drafts)
-{
-	struct kv_group groups[3] = {
-		{.kind = KV_GROUP_FULL},
-		{.kind = KV_GROUP_WINDOW, .window = WINDOW},
-		{.kind = KV_GROUP_STATE, .interval = INTERVAL, .n_drafts = n_drafts}};
-	KV_OPTIONS(kv_groups_options, what, .groups = groups, .n_groups = 3);
-
-	model->client = client_new();
-	for (int g = 0; g < 3; g++) {
-		model->pools[g] = open_pool(model->client, names[g], g == STATE_G ? 1 : SIZE,
-					    g == STATE_G ? n_rows : 200);
-		groups[g].pool = model->pools[g];
-		must(kv_pool_view(model->pools[g], 0, 0, &model->views[g]));
-	}
-	must(kv_groups_new(&what, &model->groups));
-}
-
-static void model_close(struct model *model)
-{
-	kv_groups_free(model->groups);
-	for (int g = 0; g < 3; g++)
-		kv_pool_close(model->pools[g]);
-	kv_disconnect(model->client);
-}
 
 static void setup(void)
 {
 	daemon_start("--host", "32M");
-	model_open(&m, 64, N_DRAFTS);
+	model_open(&m, 200, 64, N_DRAFTS);
 }
 
 static void teardown(void)
@@ -82,82 +25,14 @@ static void teardown(void)
 	model_close(&m);
 	books_balance(client);
 	for (int g = 0; g < 3; g++) {
-		struct kv_pool_stats s = pool_stats(client, names[g]);
+		struct kv_pool_stats s = pool_stats(client, model_names[g]);
 
 		expect(!s.blocks_leased && !s.blocks_cached_held, "%s: %llu leased, %llu held",
-		       names[g], (unsigned long long)s.blocks_leased,
+		       model_names[g], (unsigned long long)s.blocks_leased,
 		       (unsigned long long)s.blocks_cached_held);
 	}
 	kv_disconnect(client);
 	daemon_stop();
-}
-
-/* ---- the model ---- */
-
-static uint32_t *token_at(const struct model *model, int g, const struct kv_gseq *seq, size_t p)
-{
-	const kv_block_id *ids;
-	struct kv_pool_info info;
-
-	kv_pool_info(model->pools[g], &info);
-	kv_seq_blocks(kv_gseq_seq(seq, (uint32_t)g), &ids);
-	expect(ids[p / SIZE] != info.null_block, "group %d: token %zu has no block", g, p);
-	return (uint32_t *)(void *)((char *)model->views[g].base +
-				    ids[p / SIZE] * model->views[g].block_stride +
-				    (int64_t)(p % SIZE) * model->views[g].token_stride);
-}
-
-static uint32_t *row_at(const struct model *model, int32_t row)
-{
-	return (uint32_t *)(void *)((char *)model->views[STATE_G].base +
-				    row * model->views[STATE_G].block_stride);
-}
-
-/* What the model says after @n tokens, by definition. */
-static uint64_t expected_output(const int32_t *tokens, size_t n)
-{
-	uint32_t state = 0, all = 0, window = 0;
-
-	for (size_t i = 0; i < n; i++) {
-		state = state * 31 + (uint32_t)tokens[i];
-		all += (uint32_t)tokens[i] * 7 + (uint32_t)i;
-		if (i + WINDOW >= n)
-			window = window * 5 + (uint32_t)tokens[i] * 3;
-	}
-	return ((uint64_t)state << 32) ^ ((uint64_t)all << 16) ^ window;
-}
-
-/* A step over the last @n tokens, from tables and rows. Return: the output after the last of them. */
-static uint64_t run(const struct model *model, struct kv_gseq *seq, const int32_t *tokens, size_t n)
-{
-	int32_t read[3], write[3], computed[3], steps[3][1 + N_DRAFTS], table[3][32];
-	struct kv_state_lanes lanes = {.read_rows = read, .write_rows = write,
-				       .n_computed = computed, .step_rows = steps[0],
-				       .table = table[0], .table_width = 32};
-	size_t len = kv_gseq_len(seq);
-	uint32_t state = 0, all = 0, window = 0;
-
-	must(kv_state_lanes(&seq, 1, 3, STATE_G, &lanes));
-	expect(computed[0] == (int32_t)(len - n), "%d tokens computed", computed[0]);
-	if (computed[0])
-		state = *row_at(model, read[0]);
-	for (size_t i = len - n; i < len; i++) {
-		*token_at(model, FULL_G, seq, i) = (uint32_t)tokens[i] * 7 + (uint32_t)i;
-		*token_at(model, WINDOW_G, seq, i) = (uint32_t)tokens[i] * 3;
-		state = state * 31 + (uint32_t)tokens[i];
-		if (steps[0][0] >= 0)
-			*row_at(model, steps[0][i - (len - n)]) = state;
-		if ((i + 1) % INTERVAL == 0 && table[0][(i + 1) / INTERVAL - 1] >= 0)
-			*row_at(model, table[0][(i + 1) / INTERVAL - 1]) = state;
-	}
-	if (write[0] >= 0)
-		*row_at(model, write[0]) = state;
-	for (size_t i = 0; i < len; i++) {
-		all += *token_at(model, FULL_G, seq, i);
-		if (i + WINDOW >= len)
-			window = window * 5 + *token_at(model, WINDOW_G, seq, i);
-	}
-	return ((uint64_t)state << 32) ^ ((uint64_t)all << 16) ^ window;
 }
 
 /* Appends up to @to, in steps of @chunk, and checks each step's output. */
@@ -169,7 +44,7 @@ static void compute(const struct model *model, struct kv_gseq *seq, const int32_
 
 		must(kv_gseq_reserve(seq, len + n, TIMEOUT));
 		must(kv_gseq_append(seq, tokens + len, n));
-		expect(run(model, seq, tokens, n) == expected_output(tokens, len + n),
+		expect(model_run(model, seq, tokens, n) == expected_output(tokens, len + n),
 		       "after %zu + %zu tokens", len, n);
 		must(kv_gseq_publish(seq, NULL));
 		must(kv_gseq_done(seq, len + n, NULL));
@@ -304,7 +179,7 @@ START_TEST(fields_and_extras_are_told_apart_in_every_group)
 		kv_gseq_free(seq, NULL);
 	}
 	for (int g = 0; g < 3; g++)
-		must(kv_pool_new_epoch(m.client, names[g], NULL, NULL, TIMEOUT));
+		must(kv_pool_new_epoch(m.client, model_names[g], NULL, NULL, TIMEOUT));
 	seq = new_seq(&m);
 	image.bytes = "a";
 	must(kv_gseq_field(seq, KV_TAG_SALT, "s", 1));
@@ -339,7 +214,7 @@ static void engine(struct process *self, void *arg)
 	struct kv_gseq *seq;
 
 	(void)arg;
-	model_open(&own, 64, N_DRAFTS);
+	model_open(&own, 200, 64, N_DRAFTS);
 	for (size_t to = 33;; to = 77) {
 		process_wait(self);
 		seq = new_seq(&own);
@@ -384,22 +259,22 @@ START_TEST(a_short_request_takes_a_block_and_a_row_and_is_refused_for_rows_alone
 	{
 		struct kv_client *client = client_new();
 
-		must(kv_pool_drop(client, names[STATE_G], TIMEOUT));
+		must(kv_pool_drop(client, model_names[STATE_G], TIMEOUT));
 		kv_disconnect(client);
 	}
-	model_open(&m, 64, 0);
+	model_open(&m, 200, 64, 0);
 	for (int i = 0; i < 64; i++) {
 		seqs[i] = new_seq(&m);
 		expect(kv_gseq_reserve(seqs[i], 3, 0) == 0, "sequence %d", i);
 	}
 	settled();
 	seqs[64] = new_seq(&m);
-	before = pool_stats(m.client, names[FULL_G]).blocks_free;
+	before = pool_stats(m.client, model_names[FULL_G]).blocks_free;
 	ck_assert_int_eq(kv_gseq_reserve(seqs[64], 3, 0), KV_NO_ROOM);
 	ck_assert_uint_eq(kv_seq_capacity(kv_gseq_seq(seqs[64], FULL_G)), 0);
 	ck_assert_int_eq(kv_gseq_append(seqs[64], tokens, 1), -ENOSPC);
 	/* What the refusal had taken for the other groups has gone back, but for a magazine's fill. */
-	ck_assert_uint_ge(pool_stats(m.client, names[FULL_G]).blocks_free + 32, before);
+	ck_assert_uint_ge(pool_stats(m.client, model_names[FULL_G]).blocks_free + 32, before);
 	kv_gseq_free(seqs[0], NULL);
 	must(kv_gseq_reserve(seqs[64], 3, TIMEOUT));
 	for (int i = 1; i < 65; i++)
@@ -422,7 +297,7 @@ START_TEST(a_failed_admission_leaves_nothing_behind_a_thousand_times)
 	must(kv_gseq_reserve(big, (200 - 8) * SIZE, TIMEOUT));
 	settled();
 	for (int g = 0; g < 3; g++)
-		before[g] = pool_stats(m.client, names[g]);
+		before[g] = pool_stats(m.client, model_names[g]);
 	for (int i = 0; i < 1000; i++) {
 		struct kv_gseq *seq = new_seq(&m);
 
@@ -432,12 +307,12 @@ START_TEST(a_failed_admission_leaves_nothing_behind_a_thousand_times)
 	}
 	settled();
 	for (int g = 0; g < 3; g++) {
-		struct kv_pool_stats now = pool_stats(m.client, names[g]);
+		struct kv_pool_stats now = pool_stats(m.client, model_names[g]);
 
 		ck_assert_uint_eq(now.blocks_cached, before[g].blocks_cached);
 		ck_assert_uint_eq(now.blocks_cached_held, before[g].blocks_cached_held);
 		expect(now.blocks_leased <= before[g].blocks_leased + 16, "%s: %llu leased, was %llu",
-		       names[g], (unsigned long long)now.blocks_leased,
+		       model_names[g], (unsigned long long)now.blocks_leased,
 		       (unsigned long long)before[g].blocks_leased);
 	}
 	kv_gseq_free(big, NULL);
@@ -458,12 +333,12 @@ START_TEST(a_rollback_is_in_all_groups_or_in_none)
 
 	/* One row a sequence: there is no state but the current and at checkpoints. */
 	model_close(&m);
-	model_open(&m, 64, 0);
+	model_open(&m, 200, 64, 0);
 	seq = new_seq(&m);
 	compute(&m, seq, tokens, 16, 16);
 	must(kv_gseq_reserve(seq, 20, TIMEOUT));
 	must(kv_gseq_append(seq, tokens + 16, 4));
-	ck_assert(run(&m, seq, tokens, 4) == expected_output(tokens, 20));
+	ck_assert(model_run(&m, seq, tokens, 4) == expected_output(tokens, 20));
 	refused(kv_gseq_rollback(seq, 18, NULL), -ENODATA, "20");
 	refused(kv_gseq_rollback(seq, 8, NULL), -ENODATA, "8");
 	refused(kv_gseq_rollback(seq, 21, NULL), -EINVAL, "21");
@@ -505,7 +380,7 @@ START_TEST(drafts_are_rolled_back_to_any_token_of_their_step)
 			drafts[i] += 1000;
 		must(kv_gseq_reserve(seq, len + 4, TIMEOUT));
 		must(kv_gseq_append(seq, drafts + len, 4));
-		expect(run(&m, seq, drafts, 4) == expected_output(drafts, len + 4), "drafts at %zu",
+		expect(model_run(&m, seq, drafts, 4) == expected_output(drafts, len + 4), "drafts at %zu",
 		       len);
 		must(kv_gseq_rollback(seq, len + accepted, NULL));
 		must(kv_gseq_publish(seq, NULL));
@@ -540,19 +415,8 @@ START_TEST(forks_go_on_from_one_state_each_for_itself)
 		memcpy(others, tokens, sizeof(others));
 		for (int k = 19; k < 40; k++)
 			others[k] += i * 100;
-		/* The pool's copies of blocks that are shared: done before the step writes. */
 		must(kv_gseq_reserve(forks[i], 40, TIMEOUT));
-		for (int g = 0; g < 2; g++) {
-			KV_OPTIONS(kv_batch_options, sizes, .max_seqs = 1, .max_tokens = 64,
-				   .max_blocks_per_seq = 64);
-			struct kv_batch *batch;
-			struct kv_batch_item item = {kv_gseq_seq(forks[i], (uint32_t)g), 1};
-
-			must(kv_batch_new(m.pools[g], &sizes, &batch));
-			must(kv_batch_build(batch, &item, 1, 0, 0));
-			must(kv_batch_copy(batch, NULL));
-			kv_batch_free(batch);
-		}
+		model_copy(&m, forks[i]);
 		compute(&m, forks[i], others, 40, 5);
 	}
 	for (int i = 0; i < 8; i++)
@@ -653,7 +517,7 @@ START_TEST(groups_that_share_a_pool_never_find_each_others_blocks)
 	must(kv_gseq_append(a, tokens, 32));
 	must(kv_gseq_publish(a, NULL));
 	settled();
-	ck_assert_uint_eq(pool_stats(m.client, names[FULL_G]).blocks_cached, 4 * 8);
+	ck_assert_uint_eq(pool_stats(m.client, model_names[FULL_G]).blocks_cached, 4 * 8);
 	must(kv_gseq_new(groups, &b));
 	ck_assert_uint_eq(look_up(b, tokens, 33), 32);
 	for (uint32_t g = 0; g < 4; g++) {
