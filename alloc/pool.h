@@ -128,6 +128,8 @@ struct kv_books_found {
 	uint32_t n_dropped;		   /* result: cached, and in doubt: free, or out of reach */
 	uint32_t n_mirrored;		   /* result: descriptors that said something else */
 	uint32_t n_index;		   /* result: entries of the index that were put right */
+	uint32_t n_orphans;		   /* result: cached blocks that were found without a parent */
+	uint32_t n_absent;		   /* result: of the pool's extents, and no block yet */
 };
 
 /**

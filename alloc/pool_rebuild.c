@@ -48,6 +48,21 @@ static void move(struct kv_books *b, int32_t id, uint8_t state)
 	book->life = next.life;
 }
 
+/* Or will be, once it is resolved. */
+static bool is_cached(const struct kv_book *book)
+{
+	return book->state == KV_BLOCK_CACHED || book->state == KV_BLOCK_EVICTING;
+}
+
+static bool has_parent(const struct kv_books *b, const struct kv_book *book)
+{
+	if (book->parent == -1)
+		return true;
+	return book->parent >= 0 && (uint32_t)book->parent < b->head->id_limit &&
+	       is_cached(&b->books[book->parent]) &&
+	       b->books[book->parent].serial == (book->parent_serial & ~KV_SERIAL_ROW);
+}
+
 static void resolve(struct kv_books *b, int32_t id, struct kv_books_found *found)
 {
 	struct kv_book *book = &b->books[id];
@@ -55,6 +70,8 @@ static void resolve(struct kv_books *b, int32_t id, struct kv_books_found *found
 	book->in_lru = false;
 	book->n_children = 0;
 	book->first_child = -1;
+	/* The next blocks' pages are on their way while this one is looked at. */
+	__builtin_prefetch(book + 8, 1);
 	switch (book->state) {
 	case KV_BLOCK_LEASED:
 	case KV_BLOCK_TWIN:
@@ -70,27 +87,23 @@ static void resolve(struct kv_books *b, int32_t id, struct kv_books_found *found
 		return;
 	case KV_BLOCK_EVICTING:
 		move(b, id, KV_BLOCK_CACHED);
+		/* fall through */
+	case KV_BLOCK_CACHED:
+		b->n_cached++;
+		found->n_orphans += !has_parent(b, book);
 		return;
 	case KV_BLOCK_NULL:
 		if (id != b->head->null_block)
 			move(b, id, KV_BLOCK_FREE);
 		return;
 	case KV_BLOCK_ABSENT:
+		found->n_absent++;
+		return;
 	case KV_BLOCK_FREE:
-	case KV_BLOCK_CACHED:
 		return;
 	default:
 		move(b, id, KV_BLOCK_FREE);
 	}
-}
-
-static bool has_parent(const struct kv_books *b, const struct kv_book *book)
-{
-	if (book->parent == -1)
-		return true;
-	return book->parent >= 0 && (uint32_t)book->parent < b->head->id_limit &&
-	       b->books[book->parent].state == KV_BLOCK_CACHED &&
-	       b->books[book->parent].serial == (book->parent_serial & ~KV_SERIAL_ROW);
 }
 
 static void drop_orphans(struct kv_books *b, int32_t id, struct kv_books_found *found)
@@ -171,23 +184,20 @@ static void account(struct kv_books *b, int32_t id, struct kv_books_found *found
 	found->n_mirrored += wrong;
 }
 
-/* The ends of chains, in no order: the first eviction works their scores out. */
+/* The ends of chains, in no order, and what is of epochs that are over: the first eviction works their scores out. */
 static void enlist(struct kv_books *b, int32_t id, struct kv_books_found *found)
 {
 	struct kv_book *book = &b->books[id];
 
 	(void)found;
-	if (book->state != KV_BLOCK_CACHED || book->n_children)
+	if (book->state != KV_BLOCK_CACHED)
+		return;
+	if (book->stale)
+		b->stale_ids[b->n_stale++] = id;
+	if (book->n_children)
 		return;
 	b->lru.items[b->lru.n++] = (struct kv_heap_item){ 0, id };
 	book->in_lru = true;
-}
-
-static void count_stale(struct kv_books *b, int32_t id, struct kv_books_found *found)
-{
-	(void)found;
-	if (b->books[id].state == KV_BLOCK_CACHED && b->books[id].stale)
-		b->stale_ids[b->n_stale++] = id;
 }
 
 /* One entry if it is cached, none if not. */
@@ -202,6 +212,8 @@ static void settle_entry(struct kv_books *b, int32_t id, struct kv_books_found *
 		/* Both buckets are full: it isn't reachable, so neither is what follows it. */
 		found->n_dropped++;
 		move(b, id, KV_BLOCK_FREE);
+		b->n_cached--;
+		found->n_orphans++; /* what follows it, if anything does */
 	}
 	found->n_index += n != (book->state == KV_BLOCK_CACHED);
 }
@@ -237,12 +249,6 @@ static void rebuild_index(struct kv_books *b, struct kv_books_found *found)
 	for_each(b, found, reinsert);
 }
 
-static void count_cached(struct kv_books *b, int32_t id, struct kv_books_found *found)
-{
-	(void)found;
-	b->n_cached += b->books[id].state == KV_BLOCK_CACHED;
-}
-
 int kv_books_rebuild(struct kv_books *b, struct kv_books_found *found)
 {
 	const struct kv_books_saved *saved = b->saved;
@@ -251,6 +257,7 @@ int kv_books_rebuild(struct kv_books *b, struct kv_books_found *found)
 	if (saved->magic != KV_SAVED_MAGIC)
 		return -EPROTO;
 	found->n_unposted = found->n_dropped = found->n_mirrored = found->n_index = 0;
+	found->n_orphans = found->n_absent = 0;
 	for_each(b, found, resolve);
 	for (int i = 0; i < 2; i++) {
 		int32_t id = saved->doubt[i] - 1;
@@ -258,25 +265,24 @@ int kv_books_rebuild(struct kv_books *b, struct kv_books_found *found)
 		if (id >= 0 && (uint32_t)id < b->head->id_limit)
 			settle_entry(b, id, found);
 	}
-	b->n_cached = 0;
-	for_each(b, found, count_cached);
-	if (count_entries(b) != b->n_cached)
+	if (count_entries(b) != b->n_cached) {
 		rebuild_index(b, found);
+		found->n_orphans++;
+	}
 	/* Dropping one may orphan others. */
-	do {
+	while (found->n_orphans) {
 		before = found->n_dropped;
 		for_each(b, found, drop_orphans);
-	} while (found->n_dropped != before);
+		if (found->n_dropped == before)
+			break;
+	}
 
 	b->n_cached = 0;
 	for_each(b, found, account);
-	if (kv_heap_reserve(&b->lru, b->n_cached) < 0)
+	b->stale_ids = malloc((b->n_cached + 1) * sizeof(*b->stale_ids));
+	if (!b->stale_ids || kv_heap_reserve(&b->lru, b->n_cached) < 0)
 		return -ENOMEM;
 	for_each(b, found, enlist);
-	b->stale_ids = malloc((b->n_cached + 1) * sizeof(*b->stale_ids));
-	if (!b->stale_ids)
-		return -ENOMEM;
-	for_each(b, found, count_stale);
 	b->unscored = true;
 	b->now++;
 	b->n_published = saved->n_published;

@@ -399,7 +399,7 @@ int kv_capacity_adopt(struct kv_pool *pool, struct kv_books_found *found)
 	}
 	r = kv_books_rebuild(&pool->books, found);
 	/* Extents that had come, and whose blocks had not been added yet. */
-	return r < 0 || !flat ? r : add_blocks(pool, 0, e->n[__builtin_ctz(pool->gpu_mask)]);
+	return r < 0 || !flat || !found->n_absent ? r : add_blocks(pool, 0, e->n[__builtin_ctz(pool->gpu_mask)]);
 }
 
 /* Could @pool own @n_extents more, if all that is dirty were clean? */

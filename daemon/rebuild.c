@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "daemon/daemon.h"
 #include "daemon/log.h"
@@ -253,9 +254,17 @@ static void check_later(void *arg)
 	check_pools(arg, true);
 }
 
+static int64_t cpu_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	return (int64_t)t.tv_sec * KV_SEC + t.tv_nsec;
+}
+
 int kv_rebuild(struct kv_daemon *d)
 {
-	int64_t start = kv_now();
+	int64_t start = kv_now(), cpu = cpu_now();
 	int r = take_journal(d);
 
 	if (!r)
@@ -284,7 +293,8 @@ int kv_rebuild(struct kv_daemon *d)
 	if (r < 0)
 		return r;
 	kv_timer_set(d->check_timer, CHECK_DELAY);
-	kv_log(KV_LOG_INFO, "took over %u pools and %u sessions in %lld us", d->n_pools, d->n_sessions,
-	       (long long)((kv_now() - start) / 1000));
+	kv_log(KV_LOG_INFO, "took over %u pools and %u sessions in %lld us, %lld us of them at work",
+	       d->n_pools, d->n_sessions, (long long)((kv_now() - start) / 1000),
+	       (long long)(cpu_now() - cpu) / 1000);
 	return 0;
 }
