@@ -64,6 +64,8 @@ static void one_gpu(struct kv_daemon *d, uint32_t i, struct kv_gpu_stats *s)
 		kv_uuid_format(gpu->arena->export.uuid, s->uuid);
 	copy_text(s->export_kind, sizeof(s->export_kind), kv_export_name(gpu->arena->export.kind));
 	copy_text(s->export_why, sizeof(s->export_why), gpu->export_why);
+	copy_text(s->export_limits, sizeof(s->export_limits),
+		  kv_export_limits(gpu->arena->export.kind));
 	s->bytes_arena = (uint64_t)e->n[i] * e->bytes;
 	s->bytes_pools = e->n_state[i][KV_EXTENT_OWNED] * e->bytes;
 	s->bytes_scrubbing = (e->n_state[i][KV_EXTENT_DIRTY] + e->n_state[i][KV_EXTENT_SCRUBBING]) *

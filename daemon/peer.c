@@ -149,6 +149,7 @@ static void handle_hello(struct kv_peer *peer, const void *data)
 		gpu->arena_bytes = e->bytes;
 		snprintf(gpu->name, sizeof(gpu->name), "%s", d->gpus[i].info.name);
 		snprintf(gpu->export_kind, sizeof(gpu->export_kind), "%s", kv_export_name(e->kind));
+		snprintf(gpu->limits, sizeof(gpu->limits), "%s", kv_export_limits(e->kind));
 		if (e->kind != KV_EXPORT_HOST)
 			kv_uuid_format(e->uuid, gpu->uuid);
 	}

@@ -65,6 +65,7 @@ static const struct kv_stat_field gpu_fields[] = {
 	GT(uuid, "UUID of the GPU; empty for host memory"),
 	GT(export_kind, "how clients map it: vmm, ipc or host"),
 	GT(export_why, "how that was chosen"),
+	GT(export_limits, "promises that don't hold with it"),
 	G(bytes_arena, "bytes", "memory reserved on the device"),
 	G(bytes_pools, "bytes", "of this, in extents of pools"),
 	G(bytes_scrubbing, "bytes", "given back by a pool, not zeroed yet"),

@@ -56,7 +56,8 @@ static unsigned show_gpus(struct kv_emit *e, const struct kv_snapshot *s)
 		if (strcmp(g->export_kind, "ipc"))
 			continue;
 		kv_emit_line(e, "gpu %" PRIu64 ": %s", g->index, g->export_why);
-		n_lines++;
+		kv_emit_line(e, "gpu %" PRIu64 ": %s", g->index, g->export_limits);
+		n_lines += 2;
 	}
 	return n_lines;
 }

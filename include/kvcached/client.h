@@ -25,6 +25,15 @@
  * the process ends, however it ends.
  *
  * Deadlines: `timeout` is nanoseconds from the call; 0 in an options struct means 5 s.
+ *
+ * Restarts: when the daemon's worker dies or is replaced, handles stay valid, and so does all they hold.
+ * Taking what is at hand, lookups that hit, and everything on memory go on with no error. A call that
+ * needs the daemon connects again by itself, waits for the next worker up to its deadline, and is
+ * sent again: at most three times, so that no request can end one worker after the other. Then, and
+ * when time is up, it gives -ETIMEDOUT and can be repeated. -ECONNRESET is final: the daemon has
+ * ended (or another one was started, or this process was hung up on); a pool's memory is there until it is
+ * closed, but what needs the daemon will not work again. A process that makes no call keeps all it
+ * holds.
  */
 #ifndef KVCACHED_CLIENT_H
 #define KVCACHED_CLIENT_H
@@ -72,7 +81,8 @@ struct kv_client *kv_disconnect(struct kv_client *client);
 /**
  * kv_ping() - a round trip; what this process gave and published before has been worked off by then
  *
- * Return: 0; -ETIMEDOUT; -ECONNRESET if the daemon is gone.
+ * Return: 0; -ETIMEDOUT, also if a daemon that is being restarted isn't back in time; -ECONNRESET if it
+ *         is gone.
  */
 int kv_ping(struct kv_client *client, int64_t timeout);
 
@@ -84,6 +94,7 @@ struct kv_gpu {
 	char uuid[48];	    /* "GPU-xxxxxxxx-...", "" for host memory */
 	char export_kind[8]; /* "vmm", "ipc", "host" */
 	uint64_t arena_bytes;
+	char limits[192]; /* promises that don't hold with this kind of export; "": all hold */
 };
 
 /* kv_client_gpus() - the daemon's devices; the list lives as long as the client. Return: how many. */

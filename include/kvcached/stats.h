@@ -47,6 +47,7 @@ struct kv_gpu_stats {
 	char uuid[48];
 	char export_kind[8];
 	char export_why[96]; /* what the probe found, where vmm isn't used */
+	char export_limits[192]; /* promises that don't hold with this kind; "": all hold */
 	uint64_t bytes_arena;
 	uint64_t bytes_pools;	  /* in extents of pools */
 	uint64_t bytes_scrubbing; /* given back, not zeroed yet */
