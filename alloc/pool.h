@@ -2,7 +2,7 @@
 /*
  * The books of one pool: what state each block is in, who leases it, what is cached.
  *
- *   n_free + n_leased + n_cached + n_quarantined == n_total
+ *   n_free + n_leased + n_cached + n_quarantined + n_moving == n_total
  *   (n_leased counts LEASED and TWIN; the null block and absent ids are in none of them)
  *
  * The private array `books` is the truth. The descriptors in shared pages (include/internal/shm.h) are
@@ -50,6 +50,7 @@ struct kv_book {
 	bool in_lru;
 	bool went_on;	 /* CACHED: a block was cached behind it at some time */
 	bool stale;	 /* CACHED: of an epoch that is over */
+	bool renamed;	 /* in move.c: it stands in the eviction order, and is `parent` now */
 	uint16_t n_uses; /* CACHED: after the first; 65535 and more are one */
 	uint32_t depth;	 /* CACHED: blocks before it in its chain */
 	uint64_t last;	 /* CACHED: kv_books::now when it was last published or found */
@@ -94,7 +95,7 @@ struct kv_books {
 	uint64_t now;	     /* counts uses of blocks */
 	uint32_t refresh_in; /* evictions */
 	bool unscored;	     /* after a rebuild: no score in the heap is worked out yet */
-	uint32_t n_total, n_free, n_leased, n_cached, n_quarantined;
+	uint32_t n_total, n_free, n_leased, n_cached, n_quarantined, n_moving;
 	uint32_t n_leased_by[KV_MAX_SESSIONS]; /* LEASED and TWIN, by slot */
 	uint64_t n_published, n_duplicates, n_evicted, n_granted;
 	void (*left)(void *arg, int32_t id); /* told of each block that leaves the index; or NULL */
@@ -197,6 +198,30 @@ int kv_books_touch(struct kv_books *b, int32_t id, uint32_t n);
  * Return: how many became free.
  */
 uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all);
+
+/* move.c: a cached block to another place. Both ids are of this pool. */
+struct kv_books_move {
+	int32_t from, to;
+};
+
+/**
+ * kv_books_move_plan() - empty the extents that are least in use into the others
+ * @n_extents: as many, if it can be done; extents with blocks that can't move are passed over
+ * @moves:     [most] filled; their `to` are MOVING now
+ * @ret_extents: how many extents run empty by it
+ *
+ * Return: how many moves.
+ */
+uint32_t kv_books_move_plan(struct kv_books *b, uint32_t n_extents, struct kv_books_move *moves,
+			    uint32_t most, uint32_t *ret_extents);
+
+/**
+ * kv_books_move_end() - the bytes have been copied, or not
+ *
+ * Return: how many blocks are at their new place; those that somebody holds or that have gone are not.
+ */
+uint32_t kv_books_move_end(struct kv_books *b, const struct kv_books_move *moves, uint32_t n,
+			   bool copied);
 
 /* kv_books_least() - expected uses of the block that would go first. False: none can go. */
 bool kv_books_least(struct kv_books *b, double *ret_uses);

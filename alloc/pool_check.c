@@ -143,7 +143,7 @@ static void check_space(const struct kv_books *b, struct report *r)
 uint64_t kv_books_check(const struct kv_books *b, const bool *live, char *text, size_t size)
 {
 	struct report r = { text, size, 0 };
-	uint32_t n[8] = { 0 }, n_indexed = 0;
+	uint32_t n[16] = { 0 }, n_indexed = 0;
 	uint32_t *children = calloc(b->head->id_limit, sizeof(*children));
 
 	if (!children) {
@@ -168,15 +168,18 @@ uint64_t kv_books_check(const struct kv_books *b, const bool *live, char *text, 
 
 	if (n[KV_BLOCK_FREE] != b->n_free || n[KV_BLOCK_CACHED] != b->n_cached ||
 	    n[KV_BLOCK_LEASED] + n[KV_BLOCK_TWIN] != b->n_leased ||
-	    n[KV_BLOCK_QUARANTINED] != b->n_quarantined || n[KV_BLOCK_EVICTING])
+	    n[KV_BLOCK_QUARANTINED] != b->n_quarantined || n[KV_BLOCK_EVICTING] ||
+	    n[KV_BLOCK_MOVING] != b->n_moving)
 		wrong(&r,
 		      "states count free %u leased %u cached %u quarantined %u evicting %u; the books "
 		      "say %u %u %u %u 0",
 		      n[KV_BLOCK_FREE], n[KV_BLOCK_LEASED] + n[KV_BLOCK_TWIN], n[KV_BLOCK_CACHED],
 		      n[KV_BLOCK_QUARANTINED], n[KV_BLOCK_EVICTING], b->n_free, b->n_leased,
 		      b->n_cached, b->n_quarantined);
-	if (b->n_free + b->n_leased + b->n_cached + b->n_quarantined != b->n_total)
-		wrong(&r, "free %u + leased %u + cached %u + quarantined %u is not total %u",
-		      b->n_free, b->n_leased, b->n_cached, b->n_quarantined, b->n_total);
+	if (b->n_free + b->n_leased + b->n_cached + b->n_quarantined + b->n_moving != b->n_total)
+		wrong(&r,
+		      "free %u + leased %u + cached %u + quarantined %u + moving %u is not total %u",
+		      b->n_free, b->n_leased, b->n_cached, b->n_quarantined, b->n_moving,
+		      b->n_total);
 	return r.n;
 }

@@ -69,3 +69,20 @@ int kv_prefix_remove(struct kv_prefix *prefix, struct kv_key key, int32_t id)
 	}
 	return -ENOENT;
 }
+
+int kv_prefix_rename(struct kv_prefix *prefix, struct kv_key key, int32_t from, int32_t to)
+{
+	uint64_t tag = (uint64_t)(uint32_t)key.hi << 32;
+
+	for (int i = 0; i < 2; i++) {
+		uint64_t *bucket = bucket_of(prefix, key, i);
+
+		for (int k = 0; k < KV_BUCKET_WORDS; k++) {
+			if (bucket[k] == (tag | (uint32_t)(from + 1))) {
+				kv_store_release(&bucket[k], tag | (uint32_t)(to + 1));
+				return 0;
+			}
+		}
+	}
+	return -ENOENT;
+}

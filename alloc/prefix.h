@@ -72,6 +72,9 @@ static inline void kv_prefix_prefetch(const struct kv_prefix *prefix, struct kv_
 /* kv_prefix_insert() - Return: 0; -ENOSPC if both buckets are full. */
 int kv_prefix_insert(struct kv_prefix *prefix, struct kv_key key, int32_t id);
 
+/* kv_prefix_rename() - an entry names another block, by one store. Return: 0; -ENOENT. */
+int kv_prefix_rename(struct kv_prefix *prefix, struct kv_key key, int32_t from, int32_t to);
+
 /* kv_prefix_remove() - Return: 0; -ENOENT if it isn't there. */
 int kv_prefix_remove(struct kv_prefix *prefix, struct kv_key key, int32_t id);
 

@@ -221,6 +221,32 @@ int32_t kv_space_pick(struct kv_space *s)
 	return id;
 }
 
+uint32_t kv_space_n_free_spare(const struct kv_space *s)
+{
+	uint32_t n = 0;
+
+	/* A block that reaches into several is counted where it begins. */
+	for (int32_t i = s->lists[KV_SPACE_EMPTY]; i >= 0; i = s->extents[i].next) {
+		for (uint32_t id = s->extents[i].first; id < s->extents[i + 1].first; id++)
+			n += kv_space_is_free(s, (int32_t)id);
+	}
+	return n;
+}
+
+int32_t kv_space_pick_above(struct kv_space *s, int class)
+{
+	for (int c = KV_SPACE_CLASSES - 1; c > class && c >= KV_SPACE_PART; c--) {
+		for (int32_t i = s->lists[c]; i >= 0; i = s->extents[i].next) {
+			int32_t id = s->extents[i].leaving ? -1 : kv_space_pick_in(s, (uint32_t)i);
+
+			/* Not one that reaches into an extent which is to run empty. */
+			if (id >= 0 && !s->extents[kv_space_last(s, id)].leaving)
+				return id;
+		}
+	}
+	return -1;
+}
+
 static uint32_t check_lists(const struct kv_space *s)
 {
 	uint32_t wrong = 0, n = 0, n_listed = 0;

@@ -33,6 +33,7 @@ struct kv_space_extent {
 	uint8_t class;
 	bool owned;
 	bool touched; /* was owned at some time */
+	bool leaving; /* its blocks are being moved elsewhere: nothing is moved into it */
 };
 
 struct kv_space {
@@ -71,6 +72,9 @@ int32_t kv_space_pick(struct kv_space *s);
 /* kv_space_pick_in() - a free block that begins in extent @i; -1: none */
 int32_t kv_space_pick_in(struct kv_space *s, uint32_t i);
 
+/* kv_space_pick_above() - likewise, of an extent of a class above @class that isn't leaving; -1: none */
+int32_t kv_space_pick_above(struct kv_space *s, int class);
+
 /* kv_space_spare() - an extent that no block in use touches; -1: none */
 static inline int32_t kv_space_spare(const struct kv_space *s)
 {
@@ -81,6 +85,9 @@ static inline uint32_t kv_space_n_spare(const struct kv_space *s)
 {
 	return s->n_in[KV_SPACE_BARE] + s->n_in[KV_SPACE_EMPTY];
 }
+
+/* kv_space_n_free_spare() - free blocks that begin in EMPTY extents; a walk over these */
+uint32_t kv_space_n_free_spare(const struct kv_space *s);
 
 /* Extents that a block touches: [first, last]; of one extent the blocks that touch it: [first, end) */
 static inline uint32_t kv_space_first(const struct kv_space *s, int32_t id)

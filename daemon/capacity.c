@@ -242,6 +242,11 @@ static uint32_t take_from(struct kv_pool *other, uint32_t n, bool *ret_more)
 	*ret_more = true;
 	if (done)
 		return done;
+	/* Where little of many extents is in use, what is worth keeping moves together first. */
+	if (flat && spare && kv_compact_start(other, n < spare ? n : spare)) {
+		*ret_more = false;
+		return 0;
+	}
 	if (spare && evict_extents(other, n < spare ? n : spare))
 		return flat ? shed(other, n) : 0;
 	*ret_more = false;
@@ -488,7 +493,9 @@ static int find_room(struct kv_pool *pool, uint32_t n)
 		return KV_NO_ROOM;
 	if (evict_own(pool, n))
 		return 0;
-	return may_get(pool, kv_capacity_lacking(pool, m)) ? -EAGAIN : KV_NO_ROOM;
+	return may_get(pool, kv_capacity_lacking(pool, m)) || kv_compact_runs(pool->daemon) ?
+		       -EAGAIN :
+		       KV_NO_ROOM;
 }
 
 /* Step 3. Return: whether any idle lease was called back. */

@@ -131,6 +131,12 @@ static void one_pool(const struct kv_pool *pool, struct kv_pool_stats *s)
 	s->weight = pool->weight;
 	s->share_bytes = (uint64_t)pool->share_extents * pool->daemon->extents.bytes;
 	s->limits_revision = pool->limits_revision;
+	s->blocks_moving = b->n_moving;
+	s->spare_bytes = kv_space_n_spare(&b->space) * pool->daemon->extents.bytes;
+	s->fragmented_bytes = (b->n_free - kv_space_n_free_spare(&b->space)) * pool->block_bytes;
+	s->compacting = pool->compact_extents > 0;
+	s->compacted_bytes_total = pool->compacted_bytes;
+	s->recalled_total = pool->n_recalled;
 }
 
 static uint32_t pool_stats(struct kv_daemon *d, uint32_t first, uint32_t n, void *items)
@@ -269,6 +275,21 @@ void kv_control_check(struct kv_peer *peer, uint32_t tag)
 		kv_log(KV_LOG_ERROR, "check: %llu errors; first: %s",
 		       (unsigned long long)result->n_errors, result->first_error);
 	kv_wire_init(&reply.head, KV_MSG_CHECKED, sizeof(reply), tag);
+	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
+}
+
+void kv_control_compact(struct kv_peer *peer, const struct kv_msg_compact *msg)
+{
+	struct kv_pool *pool = kv_pool_find(peer->daemon, msg->name);
+	struct kv_msg_plain reply;
+	int r = pool ? kv_compact_ask(pool, msg->rate) :
+		       kv_error(-ENOENT, "there is no pool '%s'", msg->name);
+
+	if (r < 0) {
+		kv_peer_error(peer, msg->head.tag, r, "%s", kv_error_text());
+		return;
+	}
+	kv_wire_init(&reply.head, KV_MSG_OK, sizeof(reply), msg->head.tag);
 	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
 }
 

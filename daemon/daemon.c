@@ -286,10 +286,12 @@ void kv_daemon_stop(struct kv_daemon *d)
 			kv_session_unload(peer->session);
 		kv_peer_free(peer);
 	}
+	kv_compact_stop(d);
 	for (uint32_t i = 0; i < d->n_gpus; i++) {
 		kv_mover_stop(&d->gpus[i]);
 		kv_watch_free(d->gpus[i].owner_watch);
 	}
+	kv_compact_end(d);
 	while (!kv_link_is_alone(&d->pools))
 		kv_pool_unload(kv_container_of(d->pools.next, struct kv_pool, link));
 	kv_watch_free(d->keeper_watch);

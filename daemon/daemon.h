@@ -97,6 +97,7 @@ struct kv_daemon {
 	double queue_time;		  /* of the request that was served last */
 	uint32_t n_spoken[KV_MAX_GPUS]; /* extents that those in the queue still wait for */
 	int64_t look_after;		  /* ns: how long until the queue is looked at without a reason */
+	struct kv_compaction *compaction; /* compact.c; NULL until the first */
 	bool serving;
 	uint64_t giving_round;
 	uint64_t moved_extents, moving_ns; /* given by pools to others; time of this thread for it */
@@ -136,6 +137,9 @@ struct kv_pool {
 	uint32_t n_sessions;
 	uint32_t n_waiting;   /* sessions of it in kv_daemon::queue */
 	double last_tag_time; /* of the last of them */
+	uint32_t compact_extents; /* an operator asked for so many to run empty; 0: it is over */
+	uint64_t compact_rate;	  /* bytes a second, 0: as fast as it goes */
+	uint64_t compacted_bytes;
 	uint64_t exhausted_in; /* the round in which it had nothing more to give */
 	bool must_press;	/* the last request found no room, not even by calling leases back, */
 	uint32_t wanted_blocks; /* and was for so many */
@@ -257,6 +261,20 @@ void kv_wishes_free(struct kv_link *wishes);
 /* main.c: "4G" to bytes; @what names it in the error */
 int kv_size_parse(const char *what, const char *text, uint64_t *ret);
 
+/* compact.c */
+struct kv_mover_copy;
+/* kv_compact_ask() - for an operator, as far as it goes, at @rate bytes a second. 0; negative, text */
+int kv_compact_ask(struct kv_pool *pool, uint64_t rate);
+/* kv_compact_start() - a batch for whoever waits. Return: whether blocks of @pool move now */
+bool kv_compact_start(struct kv_pool *pool, uint32_t n_extents);
+bool kv_compact_runs(const struct kv_daemon *d);
+/* What the mover of @gpu is to do, or NULL; it has done it, or died over it */
+const struct kv_mover_copy *kv_compact_job(struct kv_daemon *d, uint32_t gpu);
+void kv_compact_done(struct kv_daemon *d, uint32_t gpu, bool ok);
+void kv_compact_forget(struct kv_pool *pool); /* it ends */
+void kv_compact_stop(struct kv_daemon *d); /* nothing more begins, what is under way is for nothing */
+void kv_compact_end(struct kv_daemon *d);
+
 /* limits.c */
 struct kv_limits {
 	uint64_t min_bytes, max_bytes;
@@ -329,6 +347,7 @@ void kv_restart_free(struct kv_daemon *d);
 int kv_control_items(struct kv_daemon *d, uint32_t kind, void **ret, size_t *ret_n, size_t *ret_size);
 void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg);
 void kv_control_check(struct kv_peer *peer, uint32_t tag);
+void kv_control_compact(struct kv_peer *peer, const struct kv_msg_compact *msg);
 void kv_control_drop(struct kv_peer *peer, const struct kv_msg_drop *msg);
 void kv_control_epoch(struct kv_peer *peer, const struct kv_msg_drop *msg);
 

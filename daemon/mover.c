@@ -38,7 +38,8 @@ struct kv_mover {
 	struct kv_timer *timer; /* job overdue, or time to start another */
 	bool ready;
 	uint64_t number;	/* of the job under way */
-	uint32_t first, n;	/* extents being zeroed; n = 0: idle */
+	uint32_t first, n;	/* extents being zeroed; n = 0: none */
+	bool copying;		/* a batch of compact.c */
 	uint64_t scrubbed;
 };
 
@@ -128,6 +129,10 @@ static void end(struct kv_mover *m)
 	if (m->n)
 		kv_extents_scrub_failed(&m->daemon->extents, m->gpu, m->first, m->n);
 	m->n = 0;
+	if (m->copying) {
+		m->copying = false;
+		kv_compact_done(m->daemon, m->gpu, false);
+	}
 }
 
 static void failed(struct kv_mover *m, const char *why)
@@ -151,6 +156,23 @@ static void overdue(void *arg)
 		failed(m, strerror(-r));
 }
 
+static void give_copy(struct kv_mover *m, const struct kv_mover_copy *copy)
+{
+	struct kv_mover_copy message;
+	uint32_t size = (uint32_t)(offsetof(struct kv_mover_copy, pairs) +
+				   copy->job.n_pairs * sizeof(copy->pairs[0]));
+	int r;
+
+	memcpy(&message, copy, size);
+	message.job.number = ++m->number;
+	m->copying = true;
+	r = kv_socket_send(m->fd, &message, size, NULL, 0, 1);
+	if (r < 0)
+		failed(m, strerror(-r));
+	else
+		kv_timer_set(m->timer, JOB_WAIT);
+}
+
 static void give_job(struct kv_mover *m)
 {
 	struct kv_extents *e = &m->daemon->extents;
@@ -158,10 +180,16 @@ static void give_job(struct kv_mover *m)
 	bool host = m->daemon->gpus[m->gpu].arena->export.kind == KV_EXPORT_HOST;
 	uint64_t job_bytes = host ? JOB_BYTES : DEVICE_JOB_BYTES;
 	uint32_t most = job_bytes > e->bytes ? (uint32_t)(job_bytes / e->bytes) : 1;
+	const struct kv_mover_copy *copy;
 	int r;
 
-	if (!m->ready || m->n)
+	if (!m->ready || m->n || m->copying)
 		return;
+	copy = kv_compact_job(m->daemon, m->gpu);
+	if (copy) {
+		give_copy(m, copy);
+		return;
+	}
 	m->n = kv_extents_scrub(e, m->gpu, most, &m->first);
 	if (!m->n)
 		return;
@@ -183,7 +211,7 @@ static void on_answer(struct kv_mover *m)
 
 	if (n == -EAGAIN)
 		return;
-	if (n != sizeof(job) || (m->ready && (!m->n || job.number != m->number))) {
+	if (n != sizeof(job) || (m->ready && ((!m->n && !m->copying) || job.number != m->number))) {
 		failed(m, n == 0 ? "it ended" : "an answer that makes no sense");
 		return;
 	}
@@ -195,6 +223,9 @@ static void on_answer(struct kv_mover *m)
 	kv_timer_set(m->timer, -1);
 	if (!m->ready) {
 		m->ready = true;
+	} else if (m->copying) {
+		m->copying = false;
+		kv_compact_done(d, m->gpu, true);
 	} else {
 		kv_extents_cleaned(&d->extents, m->gpu, m->first, m->n);
 		m->scrubbed += (uint64_t)m->n * d->extents.bytes;

@@ -17,6 +17,7 @@ struct kv_mover_arena {
 enum kv_mover_op {
 	KV_MOVER_READY = 0, /* mover to worker: attached, or the error */
 	KV_MOVER_ZERO = 1,
+	KV_MOVER_COPY = 2, /* n_pairs blocks of `bytes`, from and to as follows the job */
 };
 
 struct kv_mover_job {
@@ -26,6 +27,15 @@ struct kv_mover_job {
 	uint32_t op;
 	int32_t result; /* of an answer: 0 or negative errno */
 	char text[128]; /* of an answer that failed */
+	uint32_t n_pairs;
+	uint32_t reserved;
+};
+
+#define KV_MOVER_PAIRS 4096
+
+struct kv_mover_copy {
+	struct kv_mover_job job;
+	int32_t pairs[KV_MOVER_PAIRS][2];
 };
 
 #endif

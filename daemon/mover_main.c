@@ -48,13 +48,17 @@ static int receive_arena(int fd, struct kv_arena_export *export, int **ret_fds)
 	return 0;
 }
 
-static int do_job(struct kv_memory *memory, const struct kv_mover_job *job)
+static int do_job(struct kv_memory *memory, const struct kv_mover_copy *message)
 {
+	const struct kv_mover_job *job = &message->job;
 	int r;
 
-	if (job->op != KV_MOVER_ZERO)
-		return kv_error(-EPROTO, "no such job: %u", job->op);
-	r = kv_memory_zero(memory, job->offset, job->bytes, NULL);
+	if (job->op == KV_MOVER_COPY && job->n_pairs <= KV_MOVER_PAIRS)
+		r = kv_memory_copy_blocks(memory, job->bytes, message->pairs, job->n_pairs);
+	else if (job->op == KV_MOVER_ZERO)
+		r = kv_memory_zero(memory, job->offset, job->bytes, NULL);
+	else
+		r = kv_error(-EPROTO, "no such job: %u", job->op);
 	return r < 0 ? r : kv_memory_sync(memory);
 }
 
@@ -62,7 +66,8 @@ int kv_mover_main(int fd)
 {
 	struct kv_arena_export export;
 	struct kv_memory *memory = NULL;
-	struct kv_mover_job job = { .op = KV_MOVER_READY };
+	static struct kv_mover_copy message;
+	struct kv_mover_job *job = &message.job;
 	int *fds = NULL, r;
 
 	prctl(PR_SET_NAME, "kvcached-mover");
@@ -74,13 +79,14 @@ int kv_mover_main(int fd)
 	free(fds);
 
 	for (;;) {
-		job.result = r;
-		snprintf(job.text, sizeof(job.text), "%.127s", r < 0 ? kv_error_text() : "");
-		if (kv_socket_send(fd, &job, sizeof(job), NULL, 0, 0) < 0 || !memory)
+		job->result = r;
+		snprintf(job->text, sizeof(job->text), "%.127s", r < 0 ? kv_error_text() : "");
+		if (kv_socket_send(fd, job, sizeof(*job), NULL, 0, 0) < 0 || !memory)
 			break;
-		if (kv_socket_receive(fd, &job, sizeof(job), NULL, 0, NULL, 0) != sizeof(job))
+		if (kv_socket_receive(fd, &message, sizeof(message), NULL, 0, NULL, 0) <
+		    (int64_t)sizeof(*job))
 			break;
-		r = do_job(memory, &job);
+		r = do_job(memory, &message);
 	}
 	/* The arena is left to the end of the process: a broken context has nothing to say. */
 	return r < 0;

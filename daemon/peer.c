@@ -309,6 +309,16 @@ static void handle_epoch(struct kv_peer *peer, const void *data)
 		kv_peer_error(peer, msg->head.tag, -EINVAL, "pool name must be shorter than 64 bytes");
 }
 
+static void handle_compact(struct kv_peer *peer, const void *data)
+{
+	const struct kv_msg_compact *msg = data;
+
+	if (is_text(msg->name, KV_NAME_MAX))
+		kv_control_compact(peer, msg);
+	else
+		kv_peer_error(peer, msg->head.tag, -EINVAL, "pool name must be shorter than 64 bytes");
+}
+
 static void handle_pool_set(struct kv_peer *peer, const void *data)
 {
 	const struct kv_msg_pool_set *msg = data;
@@ -338,6 +348,7 @@ static const struct handler {
 	[KV_MSG_KICK] = { sizeof(struct kv_msg_plain), false, true, handle_kick },
 	[KV_MSG_STATS] = { sizeof(struct kv_msg_stats), false, false, handle_stats },
 	[KV_MSG_CHECK] = { sizeof(struct kv_msg_plain), false, false, handle_check },
+	[KV_MSG_POOL_COMPACT] = { sizeof(struct kv_msg_compact), false, false, handle_compact },
 	[KV_MSG_POOL_SET] = { sizeof(struct kv_msg_pool_set), false, false, handle_pool_set },
 	[KV_MSG_POOL_DROP] = { sizeof(struct kv_msg_drop), false, false, handle_drop },
 	[KV_MSG_POOL_EPOCH] = { sizeof(struct kv_msg_drop), false, false, handle_epoch },

@@ -342,6 +342,7 @@ struct kv_pool *kv_pool_free(struct kv_pool *pool)
 
 	if (!kv_link_is_alone(&pool->link))
 		kv_log(KV_LOG_INFO, "pool '%s' ended", pool->name);
+	kv_compact_forget(pool);
 	/* From here on its extents are dirty, also for another worker. */
 	if (pool->record)
 		kv_store_release(&pool->record->state, KV_RECORD_ENDING);

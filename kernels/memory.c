@@ -315,6 +315,29 @@ int kv_memory_copy(struct kv_memory *memory, uint64_t to, uint64_t from, uint64_
 	return bytes ? memory->backend->copy(memory, to, from, bytes, stream) : 0;
 }
 
+int kv_memory_copy_blocks(struct kv_memory *memory, uint64_t block_bytes, const int32_t (*pairs)[2],
+			  uint32_t n_pairs)
+{
+	bool together = memory->backend->copy_blocks;
+	int r = 0;
+
+	for (uint32_t i = 0; !r && i < n_pairs; i++) {
+		uint64_t from = (uint64_t)(uint32_t)pairs[i][0] * block_bytes;
+		uint64_t to = (uint64_t)(uint32_t)pairs[i][1] * block_bytes;
+
+		if (!together) {
+			r = kv_memory_copy(memory, to, from, block_bytes, NULL);
+			continue;
+		}
+		r = check_write(memory, "copy to", to, block_bytes);
+		if (!r)
+			r = check_range(memory, "copy from", from, block_bytes);
+	}
+	return r || !together || !n_pairs ?
+		       r :
+		       memory->backend->copy_blocks(memory, block_bytes, pairs, n_pairs);
+}
+
 int kv_memory_read(struct kv_memory *memory, uint64_t offset, void *to, uint64_t bytes)
 {
 	int r = check_range(memory, "read", offset, bytes);

@@ -69,6 +69,13 @@ int kv_memory_device(const struct kv_memory *memory);
 int kv_memory_zero(struct kv_memory *memory, uint64_t offset, uint64_t bytes, void *stream);
 int kv_memory_copy(struct kv_memory *memory, uint64_t to, uint64_t from, uint64_t bytes,
 		   void *stream);
+/*
+ * kv_memory_copy_blocks() - each pair is (from, to), ids of blocks of @block_bytes; no id is in two
+ *
+ * On the attachment's own stream. A GPU copies many by one kernel.
+ */
+int kv_memory_copy_blocks(struct kv_memory *memory, uint64_t block_bytes, const int32_t (*pairs)[2],
+			  uint32_t n_pairs);
 int kv_memory_read(struct kv_memory *memory, uint64_t offset, void *to, uint64_t bytes);
 int kv_memory_write(struct kv_memory *memory, uint64_t offset, const void *from, uint64_t bytes);
 int kv_memory_sync(struct kv_memory *memory);

@@ -44,6 +44,9 @@ struct kv_memory_backend {
 	int (*zero)(struct kv_memory *memory, uint64_t offset, uint64_t bytes, void *stream);
 	int (*copy)(struct kv_memory *memory, uint64_t to, uint64_t from, uint64_t bytes,
 		    void *stream);
+	/* NULL: pair by pair will do */
+	int (*copy_blocks)(struct kv_memory *memory, uint64_t block_bytes,
+			   const int32_t (*pairs)[2], uint32_t n_pairs);
 	int (*read)(struct kv_memory *memory, uint64_t offset, void *to, uint64_t bytes);
 	int (*write)(struct kv_memory *memory, uint64_t offset, const void *from, uint64_t bytes);
 	int (*sync)(struct kv_memory *memory);

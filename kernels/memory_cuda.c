@@ -27,6 +27,7 @@
 #include "include/internal/socket.h"
 #include "include/kvcached/types.h"
 #include "kernels/cuda_driver.h"
+#include "kernels/attention.h"
 #include "kernels/memory.h"
 #include "kernels/memory_cuda.h"
 
@@ -294,6 +295,35 @@ static int copy(struct kv_memory *memory, uint64_t to, uint64_t from, uint64_t b
 		 : 0;
 }
 
+/* Blocks of a pool are runs of bytes: one view of them, whatever lies in a block. */
+static int copy_blocks(struct kv_memory *memory, uint64_t block_bytes, const int32_t (*pairs)[2],
+		       uint32_t n_pairs)
+{
+	const struct attachment *own = memory->own;
+	struct kv_view view = {.base = memory->base,
+			       .block_stride = (int64_t)block_bytes,
+			       .token_stride = (int64_t)block_bytes,
+			       .head_stride = (int64_t)block_bytes,
+			       .block_tokens = 1,
+			       .n_heads = 1,
+			       .head_dim = (int32_t)(block_bytes / sizeof(float)),
+			       .dtype = KV_F32};
+	struct kv_copy_args args = {.size = sizeof(args),
+				    .device = KV_DEVICE_CUDA,
+				    .n_pairs = (int32_t)n_pairs,
+				    .pairs = pairs[0],
+				    .n_views = 1,
+				    .views = &view,
+				    .stream = own->stream};
+	int r = kv_cuda_enter(own->cuda, own->context);
+
+	if (r < 0)
+		return r;
+	r = kv_copy_cuda(&args);
+	kv_cuda_leave(own->cuda);
+	return r;
+}
+
 static int sync_bytes(struct kv_memory *memory)
 {
 	const struct attachment *own = memory->own;
@@ -381,6 +411,7 @@ const struct kv_memory_backend kv_memory_cuda = {
 	.detach = detach,
 	.zero = zero,
 	.copy = copy,
+	.copy_blocks = copy_blocks,
 	.read = read_bytes,
 	.write = write_bytes,
 	.sync = sync_bytes,

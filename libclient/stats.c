@@ -137,3 +137,23 @@ KV_PUBLIC int kv_pool_set(struct kv_client *client, const char *name,
 	pthread_mutex_unlock(&client->lock);
 	return r;
 }
+
+KV_PUBLIC int kv_pool_compact(struct kv_client *client, const char *name, uint64_t rate,
+			      int64_t timeout)
+{
+	struct kv_msg_compact ask = { .head = { .type = KV_MSG_POOL_COMPACT, .size = sizeof(ask) },
+				      .rate = rate };
+	int r = kv_forked(client->fork_generation);
+
+	if (r < 0)
+		return r;
+	if (strlen(name) >= sizeof(ask.name))
+		return kv_error(-EINVAL, "name: '%s' is longer than %zu bytes", name,
+				sizeof(ask.name) - 1);
+	strcpy(ask.name, name);
+	pthread_mutex_lock(&client->lock);
+	r = kv_connection_call(&client->connection, &ask, KV_MSG_OK, sizeof(struct kv_msg_plain), NULL,
+			       0, NULL, kv_deadline(timeout));
+	pthread_mutex_unlock(&client->lock);
+	return r;
+}

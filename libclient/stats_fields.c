@@ -112,6 +112,12 @@ static const struct kv_stat_field pool_fields[] = {
 	P(waiting, "", "requests that wait for room now"),
 	P(weight, "", "of its share above all minimums"),
 	P(share_bytes, "bytes", "its due when memory is short"),
+	P(blocks_moving, "blocks", "reserved for what is being copied"),
+	P(spare_bytes, "bytes", "others can have it now"),
+	P(fragmented_bytes, "bytes", "free; for others after compaction"),
+	P(compacting, "", "1 while kvctl pool compact is at work"),
+	P(compacted_bytes_total, "bytes", "moved by compaction"),
+	P(recalled_total, "blocks", "idle leases called back"),
 	P(limits_revision, "", "counts changes of min, max and weight"),
 	{ NULL },
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvctl pool list | show NAME | set NAME | drop NAME | epoch NAME */
+/* kvctl pool list | show NAME | set NAME | compact NAME | drop NAME | epoch NAME */
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -235,6 +235,28 @@ int kv_cmd_pool_set(struct kv_ctl *ctl, int argc, char **argv)
 	if (!pool)
 		return status ? status : kv_ctl_refuse(ctl, KV_EXIT_FAILED, "'%s' has gone", name);
 	show_limits(&ctl->emit, pool);
+	return KV_EXIT_DONE;
+}
+
+int kv_cmd_pool_compact(struct kv_ctl *ctl, int argc, char **argv)
+{
+	uint64_t rate = 0;
+	int status, r;
+
+	if (argc > 2 && kv_ctl_size(argv[2], &rate) < 0)
+		return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
+				     "'%s' given; bytes a second like 10G, or nothing", argv[2]);
+	status = kv_ctl_connect(ctl);
+	if (status)
+		return status;
+	r = kv_pool_compact(ctl->client, argv[1], rate, kv_ctl_left(ctl));
+	if (r < 0)
+		return kv_ctl_broken(ctl, r);
+	kv_emit_open(&ctl->emit, NULL, '{');
+	kv_emit_text(&ctl->emit, "name", argv[1]);
+	kv_emit_number(&ctl->emit, "rate", rate);
+	kv_emit_close(&ctl->emit);
+	kv_emit_line(&ctl->emit, "compaction of '%s' has begun (see kvctl pool show)", argv[1]);
 	return KV_EXIT_DONE;
 }
 

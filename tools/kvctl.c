@@ -41,6 +41,8 @@ static const struct command commands[] = {
 	 kv_cmd_pool_show},
 	{"pool", "set", "NAME ...", "change its limits: --min SIZE, --max SIZE, --weight N",
 	 kv_cmd_pool_set},
+	{"pool", "compact", "NAME [RATE]", "move what is cached together; RATE: bytes a second",
+	 kv_cmd_pool_compact},
 	{"pool", "drop", "NAME", "evict what nobody holds; without sessions, remove the pool",
 	 kv_cmd_pool_drop},
 	{"pool", "epoch", "NAME", "the weights have changed: nothing cached so far is found any more",

@@ -72,6 +72,7 @@ int kv_cmd_plan(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_list(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_show(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_set(struct kv_ctl *ctl, int argc, char **argv);
+int kv_cmd_pool_compact(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_drop(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_epoch(struct kv_ctl *ctl, int argc, char **argv);
 struct kv_words kv_words_gpus(uint64_t gpu_mask); /* "0-3,5" */

@@ -65,6 +65,7 @@
 	X(worker_session_forgotten) \
 	X(worker_op_done)          \
 	X(worker_op_counted)       \
+	X(worker_block_moved)      \
 	X(worker_granted)          \
 	X(worker_grants_counted)   \
 	X(worker_grants_posted)    \

@@ -23,6 +23,17 @@
  *           not CACHED, or another generation:             not zero: word := CACHED, keep it
  *           clear own bit, it is a miss                    zero: unlink, generation + 1, FREE
  *
+ * Moving a cached block: the mover copies `from` to `to` while clients go on finding and reading `from`.
+ *
+ *   daemon:  to FREE --> MOVING   (nobody can find it)
+ *   mover:   bytes of from -> to
+ *   daemon:  from := EVICTING (seq); holders of from? := CACHED, to FREE: it stays where it is
+ *            to: key, serials, tokens, then CACHED; children name to; the index entry names to (one
+ *            store); from := generation + 1, FREE
+ *
+ * A lookup in between misses; serials stay, so children and verified hits stay right. Whoever dies
+ * leaves MOVING, which is free, or both blocks with the same content, which is nothing wrong.
+ *
  * Both orders are safe: whoever comes second sees the other. A bit that is set for a moment on a block
  * that is not CACHED has no effect; when a session dies the daemon clears its bit everywhere.
  */
@@ -49,6 +60,7 @@ enum kv_block_state {
 	KV_BLOCK_EVICTING = 5,
 	KV_BLOCK_QUARANTINED = 6, /* its last owner can't be proven quiet */
 	KV_BLOCK_NULL = 7,
+	KV_BLOCK_MOVING = 8, /* the mover fills it with what is cached elsewhere */
 };
 
 /* Generation in the upper half; owner's slot and state below. */

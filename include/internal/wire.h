@@ -54,6 +54,7 @@ enum kv_msg_type {
 	KV_MSG_EPOCH = 41,
 	KV_MSG_POOL_SET = 50, /* answered by KV_MSG_POOL_LIMITS */
 	KV_MSG_POOL_LIMITS = 51,
+	KV_MSG_POOL_COMPACT = 52,
 };
 
 struct kv_wire_head {
@@ -198,6 +199,12 @@ struct kv_msg_epoch {
 	struct kv_wire_head head;
 	uint64_t epoch;
 	uint64_t n_held; /* blocks of older ones that somebody holds */
+};
+
+struct kv_msg_compact {
+	struct kv_wire_head head;
+	char name[KV_NAME_MAX];
+	uint64_t rate; /* bytes a second; 0: as fast as it goes */
 };
 
 struct kv_msg_pool_set {

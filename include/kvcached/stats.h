@@ -3,7 +3,7 @@
  * What the daemon can say of itself: devices, pools, sessions. kvctl, its JSON and other programs
  * read the same structs; kv_stat_fields() names each number, its unit and its meaning.
  *
- * The books: blocks_free + blocks_leased + blocks_cached + blocks_quarantined == blocks_total for
+ * The books: blocks_free + _leased + _cached + _quarantined + _moving == blocks_total for
  * every pool; extents: bytes_free + bytes_scrubbing + bytes_pools == bytes_arena for every device.
  */
 #ifndef KVCACHED_STATS_H
@@ -91,6 +91,12 @@ struct kv_pool_stats {
 	uint64_t waiting; /* requests that wait for room */
 	uint64_t weight;  /* of its share of what is above all minimums */
 	uint64_t share_bytes; /* minimum and share, on each of its devices */
+	uint64_t blocks_moving; /* reserved for what is being copied from elsewhere in the pool */
+	uint64_t spare_bytes; /* extents that no block in use touches: others can have them now */
+	uint64_t fragmented_bytes; /* free, but beside blocks in use: for others after compaction */
+	uint64_t compacting; /* 1 while an operator's compaction runs */
+	uint64_t compacted_bytes_total;
+	uint64_t recalled_total; /* idle leases called back from sessions, blocks */
 	uint64_t limits_revision; /* one more with each change of min_bytes, max_bytes, weight */
 };
 
@@ -169,6 +175,16 @@ int kv_check(struct kv_client *client, struct kv_check_result *ret, int64_t time
  * Return: 0; -ENOENT if there is no pool of that name.
  */
 int kv_pool_drop(struct kv_client *client, const char *name, int64_t timeout);
+
+/**
+ * kv_pool_compact() - move what a pool has cached together, so that extents of it run empty
+ * @rate: bytes a second that may be copied; 0: as fast as it goes
+ *
+ * Goes on in the background, with pauses while anybody waits for room, until nothing is to be gained
+ * (kv_pool_stats::compacting). Blocks that somebody holds or leases stay where they are.
+ * Return: 0, it has begun; -ENOENT; -ENOTSUP for a paged pool; as kv_stats().
+ */
+int kv_pool_compact(struct kv_client *client, const char *name, uint64_t rate, int64_t timeout);
 
 #define KV_WEIGHT_MAX 10000u
 

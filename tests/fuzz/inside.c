@@ -198,6 +198,8 @@ void inside_stop(void)
 
 	while (!kv_link_is_alone(&d->peers))
 		kv_peer_free(kv_container_of(d->peers.next, struct kv_peer, link));
+	kv_compact_stop(d);
+	kv_compact_end(d);
 	while (!kv_link_is_alone(&d->pools))
 		kv_pool_free(kv_container_of(d->pools.next, struct kv_pool, link));
 	inside_must(!d->n_peers && !d->n_pools && !d->n_sessions, "%u peers, %u pools, %u sessions",

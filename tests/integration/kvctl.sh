@@ -64,7 +64,7 @@ expect_err 'elsewhere.sock'
 
 say "wrong usage: 2, with the nearest command"
 refused 2 "kvctl --help"
-refused 2 "'pool' needs a command: list, show, set, drop" pool
+refused 2 "'pool' needs a command: list, show, set, compact, drop" pool
 refused 2 "kvctl pool list" pool lst
 refused 2 "kvctl pool list" list pool
 refused 2 "kvctl stats" stat

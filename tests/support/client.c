@@ -191,7 +191,7 @@ void numbers_add_up(struct kv_client *client)
 		const struct kv_pool_stats *s = &pools[i];
 
 		expect(s->blocks_free + s->blocks_leased + s->blocks_cached +
-				       s->blocks_quarantined ==
+				       s->blocks_quarantined + s->blocks_moving ==
 			       s->blocks_total,
 		       "pool '%s': %llu free, %llu leased, %llu cached, %llu quarantined of %llu",
 		       s->name, (unsigned long long)s->blocks_free,

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Cached blocks change their place, so that extents run empty. Which and where to is planned here; who
+ * has the bytes copies them; then each block changes over by itself, if nobody holds it and it is still
+ * the one that was copied. The order of stores is that of include/internal/shm.h and alloc/saved.h.
+ */
+#include <string.h>
+
+#include "alloc/pool_parts.h"
+#include "include/internal/killpoint.h"
+
+static bool may_move(const struct kv_books *b, int32_t id)
+{
+	return b->books[id].state == KV_BLOCK_CACHED && !b->books[id].stale &&
+	       !kv_books_is_held(b, id);
+}
+
+static bool is_in_use(const struct kv_books *b, int32_t id)
+{
+	return b->books[id].state != KV_BLOCK_FREE && b->books[id].state != KV_BLOCK_ABSENT;
+}
+
+/* Blocks that touch extent @i and would have to move; -1: one of them can't, or more than @most. */
+static int64_t movable(const struct kv_books *b, uint32_t i, uint32_t most)
+{
+	int32_t first, end;
+	uint32_t n = 0;
+
+	kv_space_blocks(&b->space, i, &first, &end);
+	for (int32_t id = first; id < end; id++) {
+		if (!is_in_use(b, id))
+			continue;
+		if (!may_move(b, id) || ++n > most)
+			return -1;
+	}
+	return n;
+}
+
+/* A free block is taken for the content of @from. Until the end its book says which that was. */
+static void begin(struct kv_books *b, int32_t from, int32_t to)
+{
+	b->books[to].serial = b->books[from].serial;
+	kv_space_use(&b->space, to);
+	kv_books_set_state(b, to, KV_BLOCK_MOVING, 0);
+	b->n_free--;
+	b->n_moving++;
+}
+
+/* Back to where it was: nothing had become visible. */
+static void undo(struct kv_books *b, int32_t to)
+{
+	b->n_moving--;
+	kv_books_push_free(b, to);
+}
+
+/* All blocks of an extent, or none. Return: how many moves were added. */
+static uint32_t plan_extent(struct kv_books *b, uint32_t i, int class, struct kv_books_move *moves,
+			    uint32_t most)
+{
+	int64_t need = movable(b, i, most);
+	int32_t first, end;
+	uint32_t n = 0;
+
+	if (need <= 0)
+		return 0;
+	b->space.extents[i].leaving = true;
+	kv_space_blocks(&b->space, i, &first, &end);
+	for (int32_t id = first; id < end; id++) {
+		int32_t to;
+
+		if (!is_in_use(b, id))
+			continue;
+		to = kv_space_pick_above(&b->space, class);
+		if (to < 0)
+			break;
+		begin(b, id, to);
+		moves[n++] = (struct kv_books_move){ id, to };
+	}
+	if (n == need)
+		return n;
+	while (n)
+		undo(b, moves[--n].to);
+	b->space.extents[i].leaving = false;
+	return 0;
+}
+
+uint32_t kv_books_move_plan(struct kv_books *b, uint32_t n_extents, struct kv_books_move *moves,
+			    uint32_t most, uint32_t *ret_extents)
+{
+	uint32_t n = 0;
+
+	*ret_extents = 0;
+	/* From the emptiest on; into extents that are at least as full. */
+	for (int c = KV_SPACE_PART; c < KV_SPACE_CLASSES && *ret_extents < n_extents; c++) {
+		int32_t next;
+
+		for (int32_t i = b->space.lists[c]; i >= 0 && *ret_extents < n_extents; i = next) {
+			uint32_t got = 0;
+
+			next = b->space.extents[i].next;
+			if (!b->space.extents[i].leaving)
+				got = plan_extent(b, (uint32_t)i, c - 1, moves + n, most - n);
+			n += got;
+			*ret_extents += got > 0;
+			/* What was filled may have left this list: the next one is looked up anew. */
+			if (next >= 0 && b->space.extents[next].class != c)
+				next = b->space.lists[c];
+			if (got && next == i)
+				next = b->space.extents[i].next;
+		}
+	}
+	return n;
+}
+
+/* What stands in the shared pages about a block's content. */
+static void copy_descriptor(struct kv_books *b, int32_t from, int32_t to)
+{
+	const struct kv_book *book = &b->books[from];
+	struct kv_shm_block *d = &b->descriptors[to];
+	const struct kv_shm_block *old = &b->descriptors[from];
+
+	memcpy(kv_shm_tokens(b->shared, b->head, to), kv_shm_tokens(b->shared, b->head, from),
+	       b->head->block_tokens * sizeof(int32_t));
+	if (book->parent_serial & KV_SERIAL_ROW)
+		memcpy(kv_shm_row(b->shared, b->head, to), kv_shm_row(b->shared, b->head, from),
+		       sizeof(struct kv_shm_row));
+	kv_store_relaxed(&d->key_lo, book->key.lo);
+	kv_store_relaxed(&d->key_hi, book->key.hi);
+	kv_store_relaxed(&d->parent_serial, book->parent_serial);
+	kv_store_relaxed(&d->serial, book->serial);
+	kv_store_relaxed(&d->stamp, kv_load_relaxed(&old->stamp));
+}
+
+/* The chain goes through @to: parent, siblings, children. */
+static void relink(struct kv_books *b, int32_t to)
+{
+	struct kv_book *book = &b->books[to];
+
+	if (book->parent >= 0) {
+		if (book->prev_sibling >= 0)
+			b->books[book->prev_sibling].next_sibling = to;
+		else
+			b->books[book->parent].first_child = to;
+		if (book->next_sibling >= 0)
+			b->books[book->next_sibling].prev_sibling = to;
+	}
+	for (int32_t c = book->n_children ? book->first_child : -1; c >= 0;
+	     c = b->books[c].next_sibling)
+		b->books[c].parent = to;
+}
+
+static bool change_over(struct kv_books *b, int32_t from, int32_t to)
+{
+	struct kv_book *old = &b->books[from], *book = &b->books[to], next;
+	uint64_t life = book->life;
+
+	if (old->serial != book->serial || !may_move(b, from))
+		return false;
+	kv_books_set_state(b, from, KV_BLOCK_EVICTING, 0);
+	if (kv_books_is_held(b, from)) {
+		kv_books_set_state(b, from, KV_BLOCK_CACHED, 0);
+		return false;
+	}
+	copy_descriptor(b, from, to);
+	next = *old;
+	next.life = life;
+	*book = next;
+	kv_books_doubt(b, from);
+	kv_books_doubt(b, to);
+	kv_books_set_state(b, to, KV_BLOCK_CACHED, 0);
+	relink(b, to);
+	kv_prefix_rename(&b->prefix, old->key, from, to);
+	KV_KILLPOINT(worker_block_moved);
+	b->n_moving--;
+	old->in_lru = false;
+	kv_books_push_free(b, from);
+	return true;
+}
+
+/* The eviction order names blocks by where they were: one look at it for all that have moved. */
+static void rename_in_order(struct kv_books *b)
+{
+	for (uint32_t i = 0; i < b->lru.n; i++) {
+		struct kv_book *book = &b->books[b->lru.items[i].id];
+
+		if (book->renamed) {
+			book->renamed = false;
+			b->lru.items[i].id = book->parent;
+		}
+	}
+}
+
+uint32_t kv_books_move_end(struct kv_books *b, const struct kv_books_move *moves, uint32_t n,
+			   bool copied)
+{
+	uint32_t done = 0;
+	bool renamed = false;
+
+	for (uint32_t i = 0; i < n; i++) {
+		int32_t from = moves[i].from, to = moves[i].to;
+
+		for (uint32_t e = kv_space_first(&b->space, from);
+		     e <= kv_space_last(&b->space, from); e++)
+			b->space.extents[e].leaving = false;
+		if (!copied || !change_over(b, from, to)) {
+			undo(b, to);
+			continue;
+		}
+		done++;
+		if (b->books[to].in_lru) {
+			b->books[from].parent = to;
+			b->books[from].renamed = renamed = true;
+		}
+	}
+	if (renamed)
+		rename_in_order(b);
+	return done;
+}
