@@ -243,10 +243,6 @@ static uint32_t take_from(struct kv_pool *other, uint32_t n, bool *ret_more)
 	if (done)
 		return done;
 	/* Where little of many extents is in use, what is worth keeping moves together first. */
-	if (flat && spare && kv_compact_start(other, n < spare ? n : spare)) {
-		*ret_more = false;
-		return 0;
-	}
 	if (spare && evict_extents(other, n < spare ? n : spare))
 		return flat ? shed(other, n) : 0;
 	*ret_more = false;
@@ -257,12 +253,17 @@ static uint32_t take_from(struct kv_pool *other, uint32_t n, bool *ret_more)
 	return done;
 }
 
+static bool may_compact(const struct kv_pool *pool)
+{
+	return pool->layout.kind == KV_LAYOUT_FLAT && spare_extents(pool);
+}
+
 /* Others' extents until @n are on their way to becoming clean, or @pool itself should give first. */
 static uint32_t take_from_others(struct kv_pool *pool, uint32_t n, bool own_too)
 {
 	struct kv_daemon *d = pool->daemon;
 	struct kv_pool *other;
-	uint32_t done = 0;
+	uint32_t done = 0, coming = 0;
 	uint64_t round = ++d->giving_round;
 
 	kv_shares_update(d, pool->gpu_mask);
@@ -273,13 +274,19 @@ static uint32_t take_from_others(struct kv_pool *pool, uint32_t n, bool own_too)
 		if (own_too && pool->books.n_cached && kv_share_own_first(pool, other))
 			break;
 		other->exhausted_in = round;
+		/* Where little of many extents is in use, what is worth keeping moves together first. */
+		if (!kv_space_n_spare(&other->books.space) && may_compact(other)) {
+			coming = kv_compact_start(other, want);
+			if (coming)
+				break;
+		}
 		done += take_from(other, want < part ? want : part, &more);
 		if (more)
 			other->exhausted_in = 0;
 	}
 	d->moved_extents += done;
 	kv_mover_scrub(d);
-	return done;
+	return done + coming;
 }
 
 void kv_reserve_fill(struct kv_daemon *d)

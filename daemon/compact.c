@@ -25,6 +25,7 @@ struct kv_compaction {
 	struct kv_pool *pool; /* NULL: none, or it has ended meanwhile */
 	struct kv_books_move moves[KV_MOVER_PAIRS];
 	uint32_t n; /* moves under way; 0: none */
+	uint32_t n_empty; /* extents that run empty by them, if all goes well */
 	uint32_t waiting, running; /* devices whose mover has yet to begin, to end */
 	bool failed;
 	int64_t not_before; /* the cap: when the next batch may begin */
@@ -74,10 +75,10 @@ static void make_message(struct kv_compaction *c)
 /* Return: whether a batch has begun. */
 static bool begin(struct kv_compaction *c, struct kv_pool *pool, uint32_t n_extents)
 {
-	uint32_t most = batch_blocks(pool), least = least_blocks(pool), n_empty;
+	uint32_t most = batch_blocks(pool), least = least_blocks(pool);
 
 	c->n = kv_books_move_plan(&pool->books, n_extents, c->moves, most > least ? most : least,
-				  &n_empty);
+				  &c->n_empty);
 	if (!c->n)
 		return false;
 	c->pool = pool;
@@ -133,15 +134,13 @@ int kv_compact_ask(struct kv_pool *pool, uint64_t rate)
 	return 0;
 }
 
-bool kv_compact_start(struct kv_pool *pool, uint32_t n_extents)
+uint32_t kv_compact_start(struct kv_pool *pool, uint32_t n_extents)
 {
 	struct kv_compaction *c = get(pool->daemon);
 
-	if (!c)
-		return false;
-	if (c->n)
-		return c->pool == pool;
-	return begin(c, pool, n_extents);
+	if (!c || (c->n && c->pool != pool))
+		return 0;
+	return c->n || begin(c, pool, n_extents) ? c->n_empty : 0;
 }
 
 bool kv_compact_runs(const struct kv_daemon *d)

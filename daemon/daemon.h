@@ -265,8 +265,8 @@ int kv_size_parse(const char *what, const char *text, uint64_t *ret);
 struct kv_mover_copy;
 /* kv_compact_ask() - for an operator, as far as it goes, at @rate bytes a second. 0; negative, text */
 int kv_compact_ask(struct kv_pool *pool, uint64_t rate);
-/* kv_compact_start() - a batch for whoever waits. Return: whether blocks of @pool move now */
-bool kv_compact_start(struct kv_pool *pool, uint32_t n_extents);
+/* kv_compact_start() - a batch for whoever waits. Return: extents of @pool that run empty by it */
+uint32_t kv_compact_start(struct kv_pool *pool, uint32_t n_extents);
 bool kv_compact_runs(const struct kv_daemon *d);
 /* What the mover of @gpu is to do, or NULL; it has done it, or died over it */
 const struct kv_mover_copy *kv_compact_job(struct kv_daemon *d, uint32_t gpu);
