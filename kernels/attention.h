@@ -64,6 +64,7 @@ extern const struct kv_attn_backend kv_attn_ref;   /* host: plain loops, the def
 extern const struct kv_attn_backend kv_attn_cpu;   /* host: vectors and threads */
 extern const struct kv_attn_backend kv_attn_cuda;  /* any head size up to 256 */
 extern const struct kv_attn_backend kv_attn_split; /* few queries, long contexts: decode */
+extern const struct kv_attn_backend kv_attn_wgmma; /* many queries, on sm_90 */
 
 extern const struct kv_attn_backend *const kv_attn_backends[]; /* most preferred first, NULL last */
 
@@ -104,6 +105,10 @@ int kv_attention_cuda(const struct kv_attention_args *args);
 void kv_attention_split_refuse(const struct kv_attention_args *args, struct kv_refusals *refusals);
 size_t kv_attention_split_workspace(const struct kv_attention_args *args);
 int kv_attention_split(const struct kv_attention_args *args);
+void kv_attention_prefill_refuse(const struct kv_attention_args *args,
+				 struct kv_refusals *refusals);
+size_t kv_attention_prefill_workspace(const struct kv_attention_args *args);
+int kv_attention_prefill(const struct kv_attention_args *args);
 int kv_write_cuda(const struct kv_write_args *args);
 int kv_copy_cuda(const struct kv_copy_args *args);
 

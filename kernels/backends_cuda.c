@@ -42,5 +42,28 @@ const struct kv_attn_backend kv_attn_split = {
 	.copy = kv_copy_cuda,
 };
 
-const struct kv_attn_backend *const kv_attn_backends[] = {&kv_attn_split, &kv_attn_cuda,
-							  &kv_attn_cpu, &kv_attn_ref, NULL};
+const struct kv_attn_backend kv_attn_wgmma = {
+	.name = "wgmma",
+	.device = KV_DEVICE_CUDA,
+	.caps = {.features = SPLIT_FEATURES | KV_ATTN_BIT(SINKS) | KV_ATTN_BIT(LSE_WITH_SINK) |
+			     KV_ATTN_BIT(STRIDES) | KV_ATTN_BIT(HEAD_SCALES) |
+			     KV_ATTN_BIT(SEQ_CAUSAL) | KV_ATTN_BIT(KEY_RANGE),
+		 .dtypes = 1u << KV_F16 | 1u << KV_BF16,
+		 .kv_dtypes = 1u | 1u << KV_F8_E4M3,
+		 .kinds = 1u << KV_KIND_DECODER | 1u << KV_KIND_ENCODER_ONLY | 1u << KV_KIND_CROSS,
+		 .head_dim_max = 256,
+		 .head_dim_multiple = 8,
+		 .block_tokens = {16},
+		 .capability_min = 90,
+		 .capability_max = 90,
+		 .graph = KV_GRAPH_ALWAYS,
+		 .same_kv_dtypes = 1},
+	.refuse = kv_attention_prefill_refuse,
+	.workspace_bytes = kv_attention_prefill_workspace,
+	.attention = kv_attention_prefill,
+	.write = kv_write_cuda,
+	.copy = kv_copy_cuda,
+};
+
+const struct kv_attn_backend *const kv_attn_backends[] = {
+	&kv_attn_split, &kv_attn_wgmma, &kv_attn_cuda, &kv_attn_cpu, &kv_attn_ref, NULL};

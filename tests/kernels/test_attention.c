@@ -144,6 +144,61 @@ START_TEST(decode_agrees_with_the_answer)
 }
 END_TEST
 
+/*
+ * Prompts, chunks of prompts, and decoding sequences beside them: tiles of rows and of keys that end
+ * where sequences do and where they don't, windows that begin in the middle of one.
+ */
+START_TEST(prefill_agrees_with_the_answer)
+{
+	static const int lens[][4][2] = {
+		{{300, 300}},
+		{{1, 129}, {64, 512}, {0, 0}, {200, 777}},
+		{{128, 128}, {33, 33}, {1, 1}, {5, 1000}},
+		{{257, 640}, {17, 17}},
+		{{40, 15}, {3, 0}, {90, 400}},
+	};
+	static const int heads[][2] = {{2, 4}, {1, 8}, {2, 1}, {1, 12}, {3, 3}, {1, 5}};
+	static const int dims_kv[][2] = {{128, 128}, {64, 64},	 {256, 256}, {96, 96},
+					 {80, 80},   {192, 128}, {32, 48},   {128, 128}};
+
+	for (int i = 0; i < COUNT(lens); i++) {
+		struct problem_spec spec = problem_default();
+		int n = _i * COUNT(lens) + i;
+		struct problem *p;
+
+		spec.n_heads_kv = heads[n % COUNT(heads)][0];
+		spec.group = heads[n % COUNT(heads)][1];
+		spec.dk = dims_kv[_i % COUNT(dims_kv)][0];
+		spec.dv = dims_kv[_i % COUNT(dims_kv)][1];
+		spec.block_tokens = 16 << n % 4;
+		if (n % 7 == 3)
+			spec.block_tokens = 48;
+		spec.dtype = n / 2 % 2 ? KV_F16 : KV_BF16;
+		spec.k_dtype = spec.v_dtype = n % 3 == 1 ? KV_F8_E4M3 : spec.dtype;
+		spec.k_scale = 0.0625f;
+		spec.v_scale = 0.3f;
+		spec.kind = n % 5 % 2 ? KV_LAYOUT_PAGED : KV_LAYOUT_FLAT;
+		spec.head_major = n / 3 % 2;
+		spec.window_left = n % 11 == 5 ? 100 : n % 11 == 8 ? 0 : n % 11 == 2 ? 300 : -1;
+		spec.softcap = n % 6 == 4 ? 30 : 0;
+		spec.causal = n % 9 != 4;
+		spec.spare_rows = n % 4;
+		spec.shuffle = n;
+		for (int b = 0; b < 4; b++)
+			if (lens[i][b][0])
+				add(&spec, lens[i][b][0], lens[i][b][1]);
+		p = problem_new(&spec);
+		for (int k = 0; problem_backends()[k]; k++) {
+			if (!problem_can_run(p, problem_backends()[k]))
+				continue;
+			problem_check(p, problem_backends()[k]);
+			problem_check(p, problem_backends()[k]);
+		}
+		problem_free(p);
+	}
+}
+END_TEST
+
 /* Small rows, several heads of which a warp may take at once where it has much to read. */
 START_TEST(heads_side_by_side_agree_with_the_answer)
 {
@@ -559,6 +614,8 @@ int main(void)
 	tcase_add_loop_test(tcase, decode_agrees_with_the_answer, 0, 12);
 	tcase_add_loop_test(tcase, heads_side_by_side_agree_with_the_answer, 0, 6);
 	tcase_add_test(tcase, a_call_is_repeatable_to_the_bit);
+	tcase_add_loop_test(add_case(suite, "prefill"), prefill_agrees_with_the_answer, 0,
+			    buffer_device == KV_DEVICE_CUDA ? 16 : 3);
 	tcase_add_loop_test(add_case(suite, "odd"), odd_shapes_agree_with_the_answer, 0, 10);
 	tcase_add_loop_test(add_case(suite, "bits"),
 			    a_row_has_the_same_bits_in_every_batch_and_chunk, 0, 5);
