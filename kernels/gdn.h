@@ -153,41 +153,37 @@ KV_HD static inline int32_t kv_state_table(const struct kv_state_batch *batch, i
 	return batch->table[b * batch->table_width + column];
 }
 
+/* What is loaded does not wait for what was loaded before, but for columns of a table. */
 KV_HD static inline struct kv_lane kv_lane_get(const struct kv_state_batch *batch, int64_t b)
 {
+	int32_t row = batch->read_rows ? batch->read_rows[b] : -1;
+	int32_t i = batch->n_accepted ? batch->n_accepted[b] : 0;
 	struct kv_lane lane;
 	int64_t end;
 
 	lane.start = batch->query_start_loc ? batch->query_start_loc[b] : b;
 	lane.len = batch->query_start_loc ? batch->query_start_loc[b + 1] - (int32_t)lane.start : 1;
+	lane.write = batch->write_rows ? batch->write_rows[b] : row;
 	lane.computed = batch->n_computed ? batch->n_computed[b] : 0; /* unknown: not used */
 	lane.fresh = batch->n_computed && lane.computed == 0;
 	end = lane.computed + lane.len;
 
-	lane.read = -1;
-	if (!lane.fresh && batch->step_rows && batch->n_accepted) {
-		int32_t i = batch->n_accepted[b];
+	if (batch->n_accepted)
+		row = i >= 1 && i <= batch->step_width
+			      ? batch->step_rows[b * batch->step_width + i - 1]
+			      : -1;
+	else if (!batch->read_rows)
+		row = kv_state_table(batch, b, (lane.computed - 1) / batch->interval);
+	lane.read = lane.fresh ? -1 : row;
 
-		if (i >= 1 && i <= batch->step_width)
-			lane.read = batch->step_rows[b * batch->step_width + i - 1];
-	} else if (!lane.fresh && batch->read_rows) {
-		lane.read = batch->read_rows[b];
-	} else if (!lane.fresh) {
-		lane.read = kv_state_table(batch, b, (lane.computed - 1) / batch->interval);
-	}
-
-	if (batch->write_rows)
-		lane.write = batch->write_rows[b];
-	else if (batch->table)
+	if (!batch->write_rows && batch->table)
 		lane.write = kv_state_table(batch, b, (end - 1) / batch->interval);
-	else if (!batch->step_rows)
-		lane.write = batch->read_rows[b];
-	else /* the state after the last token stands in step_rows already */
-		lane.write = -1;
+	else if (!batch->write_rows && batch->step_rows)
+		lane.write = -1; /* the state after the last token stands in step_rows already */
 
 	if (lane.fresh) {
 		lane.pad = kv_row_is_null(batch, lane.write);
-		for (int32_t i = 0; i < batch->step_width && lane.pad && batch->step_rows; i++)
+		for (i = 0; i < batch->step_width && lane.pad && batch->step_rows; i++)
 			lane.pad =
 				kv_row_is_null(batch, batch->step_rows[b * batch->step_width + i]);
 	} else {

@@ -760,7 +760,7 @@ static void answer_all(struct answer *a)
  */
 static double tolerance(const struct state_spec *s, int dtype)
 {
-	double stored = dtype == KV_BF16 ? 4e-3 : dtype == KV_F16 ? 6e-4 : 2e-6;
+	double stored = dtype == KV_BF16 ? 4e-3 : dtype == KV_F16 ? 6e-4 : 2e-5;
 	double between = s->kind != PROBLEM_DELTA || !s->conv_width ? 0
 			 : s->dtype == KV_BF16			    ? 2e-3
 			 : s->dtype == KV_F16			    ? 3e-4

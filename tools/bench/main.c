@@ -35,6 +35,10 @@ static const struct benchmark {
 	{"write", "", false, "K and V at their slots, checked, beside a copy", kv_bench_write},
 	{"merge", "", false, "four parts of attention into one, checked, beside a copy",
 	 kv_bench_merge},
+	{"gdn", "", false, "gated delta net on state rows: steps and prompts, beside a copy",
+	 kv_bench_gdn},
+	{"mamba", "", false, "Mamba-2 on state rows, beside a copy", kv_bench_mamba},
+	{"conv", "", false, "causal convolution on state rows, beside a copy", kv_bench_conv},
 };
 
 static const struct option options[] = {

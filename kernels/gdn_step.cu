@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which step kernel runs, and its launch; the work is in gdn_step.cuh. */
+#include "kernels/gdn_step.h"
+
+#include "kernels/gdn_launch.cuh"
+
+#ifndef FEW_BLOCKS
+#define FEW_BLOCKS 528 /* four on each of 132 multiprocessors */
+#endif
+
+/* gdn_step_<state>_<inputs>.cu */
+extern const struct step_table kv_step_f32_io16, kv_step_f32_io32, kv_step_bf16_io16,
+	kv_step_bf16_io32;
+
+static const struct step_table *const tables[2][2] = {{&kv_step_f32_io16, &kv_step_f32_io32},
+						      {&kv_step_bf16_io16, &kv_step_bf16_io32}};
+
+static int dim_index(int dim_k)
+{
+	return dim_k == 64 ? 0 : dim_k == 128 ? 1 : dim_k == 256 ? 2 : -1;
+}
+
+static int kind_of(const struct kv_recur *a)
+{
+	return a->rule == KV_RULE_SSD ? STEP_SSD : a->conv_weight ? STEP_DELTA_CONV : STEP_DELTA;
+}
+
+static const struct step_function *find(const struct kv_recur *a, int i_rows)
+{
+	const struct step_table *table =
+		tables[a->state.dtype != KV_F32][a->dtype == KV_F32 ? KV_IO32 : KV_IO16];
+
+	return &table->kernels[kind_of(a)][dim_index(a->dim_k)][i_rows];
+}
+
+extern "C" int kv_recur_step_can_run(const struct kv_recur *args)
+{
+	uint64_t bits = (uint64_t)(uintptr_t)args->state.base | (uint64_t)args->state.head_stride |
+			(uint64_t)args->state.block_stride;
+
+	if (dim_index(args->dim_k) < 0)
+		return kv_error(-ENOTSUP, "dim_k: %d given, cuda takes 64, 128 and 256",
+				args->dim_k);
+	if (args->dim_v % 16)
+		return kv_error(-ENOTSUP, "dim_v: %d given, cuda takes multiples of 16",
+				args->dim_v);
+	if (bits % 16)
+		return kv_error(-ENOTSUP, "state: base and strides are not multiples of 16 bytes");
+	if (args->batch.n_seqs > 65535)
+		return kv_error(-ENOTSUP, "n_seqs: %d given, cuda takes up to 65535",
+				args->batch.n_seqs);
+	if (args->conv_weight && args->conv_width != STEP_CONV)
+		return kv_error(-ENOTSUP, "conv_width: %d given, cuda takes %d", args->conv_width,
+				STEP_CONV);
+	if (args->conv_weight && (uintptr_t)args->conv_weight % 16)
+		return kv_error(-ENOTSUP, "conv_weight: %p is not a multiple of 16 bytes",
+				args->conv_weight);
+	if (args->conv_weight && args->conv.dtype != args->dtype)
+		return kv_error(-ENOTSUP, "conv state.dtype: %d given, cuda takes dtype's, %d",
+				args->conv.dtype, args->dtype);
+	return 0;
+}
+
+/* (head, rows) pairs of a key head, of 16 << i rows */
+static int units(const struct kv_recur *a, int i)
+{
+	return a->heads / a->heads_k * (a->dim_v / (16 << i));
+}
+
+/*
+ * 16 << i rows of S a thread block: as many as leave enough of them. With a convolution in front
+ * those of a key head are a cluster, and where they don't fit in one, each has several units in
+ * turn.
+ */
+static int choose_rows(const struct kv_recur *a)
+{
+	int best = -1;
+
+	for (int i = 0; i < STEP_ROWS; i++) {
+		bool fits;
+
+		if (a->dim_v % (16 << i) || !find(a, i)->kernel)
+			continue;
+		fits = best >= 0 && (!a->conv_weight || units(a, best) <= STEP_MAX_CLUSTER);
+		if (fits && (int64_t)a->batch.n_seqs * a->heads_k * units(a, i) < FEW_BLOCKS)
+			break;
+		best = i;
+	}
+	return best;
+}
+
+extern "C" int kv_recur_step_lanes(const struct kv_recur *args, int max_len)
+{
+	int rows = choose_rows(args), cluster = 1;
+	const struct step_function *f = find(args, rows);
+	struct step_params p;
+
+	p.a = *args;
+	p.max_len = max_len;
+	p.units = units(args, rows);
+	p.blocks = p.units;
+	if (args->conv_weight) {
+		while (p.blocks > STEP_MAX_CLUSTER || p.units % p.blocks)
+			p.blocks--;
+		cluster = p.blocks;
+	}
+	return kv_launch_cluster(
+		"step", f->kernel,
+		dim3((unsigned)(args->heads_k * p.blocks), (unsigned)args->batch.n_seqs),
+		f->threads, (size_t)f->shared_bytes, cluster, args->stream, p);
+}
+
+extern "C" int kv_recur_step(const struct kv_recur *args)
+{
+	return kv_recur_step_lanes(args, INT32_MAX);
+}

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between the files of the step kernels, gdn_step*.cu, and the chunks, which leave short lanes to
+ * them. */
+#ifndef KV_KERNELS_GDN_STEP_H
+#define KV_KERNELS_GDN_STEP_H
+
+#include "kernels/gdn.h"
+
+#define STEP_CONV	 4 /* width of a convolution in front */
+#define STEP_ROWS	 4 /* sizes: 16, 32, 64 and 128 rows of S a thread block */
+#define STEP_MAX_CLUSTER 8 /* what every GPU with clusters grants */
+
+#ifndef STEP_W64
+#define STEP_W64 4 /* warps of a thread block with 64 rows */
+#endif
+#ifndef STEP_MIN_BLOCKS
+#define STEP_MIN_BLOCKS(warps, r) ((r) == 4 ? 16 / (warps) : (r) == 2 ? 20 / (warps) : 5)
+#endif
+
+enum step_kind {
+	STEP_DELTA,
+	STEP_DELTA_CONV,
+	STEP_SSD,
+	STEP_KINDS,
+};
+
+struct step_params {
+	struct kv_recur a;
+	int32_t units;	 /* (head, rows) pairs of a key head */
+	int32_t blocks;	 /* thread blocks that share them */
+	int32_t max_len; /* lanes of more tokens are others' */
+};
+
+struct step_function {
+	void (*kernel)(struct step_params); /* NULL: none */
+	int32_t shared_bytes;
+	int32_t threads;
+};
+
+struct step_table {
+	struct step_function kernels[STEP_KINDS][3][STEP_ROWS]; /* dim_k 64, 128, 256 */
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Lanes of up to @max_len tokens; others are left alone. */
+int kv_recur_step_lanes(const struct kv_recur *args, int max_len);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
