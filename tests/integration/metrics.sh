@@ -78,7 +78,7 @@ python3 -IS - "$dir/stats.json" "$dir/out" > "$dir/err" 2>&1 <<-'END' || fail "$
 	text = open(sys.argv[2]).read()
 	for kind, item in (("", stats["daemon"]), ("gpu_", gpu), ("pool_", pool), ("session_", session)):
 	    for field in item:
-	        word = re.sub(r"^n_|^bytes_|_total$|_ns$", "", field)
+	        word = re.sub(r"^n_|^bytes_|(_ns)?_total$|_ns$", "", field)
 	        found = re.search(rf"kvcached_{kind}\w*{word}|kvcached_{kind}info\{{[^\n]*{field}=", text)
 	        special = field in ("blocks_total", "evictions_total", "no_room_total", "since_ns", "name",
 	                            "index", "id", "blocks_free", "blocks_leased", "blocks_cached",

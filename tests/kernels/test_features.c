@@ -132,7 +132,8 @@ START_TEST(every_feature_agrees_with_the_answer)
 	struct problem_spec spec = spec_of(&shapes[_i % COUNT(shapes)], feature);
 	struct problem *p = problem_new(&spec);
 
-	check_feature(p, feature->bit, feature->name);
+	/* What is the dtype of q anyway asks for nothing. */
+	check_feature(p, spec.out_dtype == spec.dtype ? -1 : feature->bit, feature->name);
 	problem_free(p);
 }
 END_TEST
