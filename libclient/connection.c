@@ -47,36 +47,52 @@ static int connect_to(const char *path, int64_t deadline, int *ret)
 	return 0;
 }
 
+/* One connection and its HELLO. Nothing is kept of it if that fails. */
+static int open_once(struct kv_connection *c, const char *socket, struct kv_msg_hello *hello,
+		     int64_t deadline)
+{
+	int r = connect_to(socket, deadline, &c->fd);
+
+	if (r < 0)
+		return r;
+	kv_fork_add(c);
+	KV_KILLPOINT(client_connected);
+	r = kv_connection_call(c, hello, KV_MSG_WELCOME, sizeof(struct kv_msg_welcome), NULL, 0, NULL,
+			       deadline);
+	if (r < 0) {
+		kv_fork_remove(c);
+		c->fd = kv_close(c->fd);
+	}
+	return r;
+}
+
 int kv_connection_open(struct kv_connection *c, const char *socket, const char *name,
 		       int64_t deadline, struct kv_msg_welcome *ret_welcome)
 {
 	struct kv_msg_hello hello = { .head = { .type = KV_MSG_HELLO, .size = sizeof(hello) } };
-	int r;
+	int tries = 0, r;
 
 	*c = (struct kv_connection){ .fd = -1 };
 	kv_link_init(&c->link);
 	c->buffer = malloc(KV_WIRE_MAX);
 	if (!c->buffer)
 		return -ENOMEM;
-	r = connect_to(socket, deadline, &c->fd);
-	if (r < 0)
-		goto fail;
-	kv_fork_add(c);
-	KV_KILLPOINT(client_connected);
 	strncpy(hello.name, name, sizeof(hello.name) - 1);
 	strncpy(hello.version, kv_version(), sizeof(hello.version) - 1);
-	r = kv_connection_call(c, &hello, KV_MSG_WELCOME, sizeof(struct kv_msg_welcome), NULL, 0, NULL,
-			       deadline);
-	if (r < 0)
-		goto fail;
+	/* A worker that dies between connect and WELCOME takes the connection along, not the call. */
+	do
+		r = open_once(c, socket, &hello, deadline);
+	while (r == -ECONNRESET && ++tries < TRIES && kv_now() < deadline);
+	if (r < 0) {
+		free(c->buffer);
+		c->buffer = NULL;
+		return r;
+	}
 	KV_KILLPOINT(client_greeted);
 	c->boot_nonce = ((const struct kv_msg_welcome *)c->buffer)->boot_nonce;
 	if (ret_welcome)
 		memcpy(ret_welcome, c->buffer, sizeof(*ret_welcome));
 	return 0;
-fail:
-	kv_connection_close(c);
-	return r;
 }
 
 void kv_connection_close(struct kv_connection *c)

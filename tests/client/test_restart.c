@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -224,6 +225,42 @@ START_TEST(a_pool_that_is_opened_while_there_is_no_worker_is_opened_by_the_next)
 	gap_ends();
 	process_end(other);
 	must(kv_pool_drop(client, "another", TIMEOUT));
+}
+END_TEST
+
+#define N_CONNECTING 4
+
+/* Connects over and over, until it is told that it is over. */
+static void connects(struct process *self, void *arg)
+{
+	const int *over = arg;
+
+	process_say(self, 0);
+	while (!__atomic_load_n(over, __ATOMIC_RELAXED))
+		kv_disconnect(client_new());
+}
+
+/* Between connect and WELCOME there is a worker's death in the way of one in a few. */
+START_TEST(who_connects_while_workers_die_is_connected)
+{
+	struct process *others[N_CONNECTING];
+	int *over = mmap(NULL, sizeof(*over), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+			 -1, 0);
+
+	ck_assert_ptr_ne(over, MAP_FAILED);
+	for (int i = 0; i < N_CONNECTING; i++) {
+		others[i] = process_start(connects, over);
+		process_hear(others[i]);
+	}
+	for (int i = 0; i < 15; i++) {
+		must(kv_ping(client, TIMEOUT)); /* one that has not served yet has a delay */
+		sleep_ms(i);
+		daemon_kill_worker();
+	}
+	__atomic_store_n(over, 1, __ATOMIC_RELAXED);
+	for (int i = 0; i < N_CONNECTING; i++)
+		process_end(others[i]);
+	ck_assert_int_eq(munmap(over, sizeof(*over)), 0);
 }
 END_TEST
 
@@ -486,6 +523,7 @@ int main(void)
 		a_client_that_sleeps_through_a_restart_keeps_all_and_comes_back_with_its_next_call);
 	tcase_add_test(tcase, a_client_that_dies_while_there_is_no_worker_gives_everything_back);
 	tcase_add_test(tcase, a_pool_that_is_opened_while_there_is_no_worker_is_opened_by_the_next);
+	tcase_add_test(tcase, who_connects_while_workers_die_is_connected);
 	tcase_add_test(tcase, memory_that_was_being_zeroed_is_zero_when_it_is_handed_out);
 	tcase_add_test(tcase, a_worker_that_is_told_to_end_is_replaced_and_a_new_one_each_time);
 	tcase_add_test(tcase, a_session_is_its_own_process_to_take_up_again);

@@ -87,6 +87,7 @@ static int ok(int r, const char *what)
 {
 	if (r == -ECONNRESET || r == -ECONNREFUSED || r == -ETIMEDOUT) {
 		count(lost, 1);
+		fprintf(stderr, "cut off: %s: %d (%s)\n", what, r, kv_error_text());
 		_exit(0);
 	}
 	expect(r >= 0, "%s: %d (%s)", what, r, kv_error_text());
