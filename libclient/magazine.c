@@ -33,9 +33,12 @@ static int lost(struct kv_pool *pool, int r)
 /* What is off the path of a block stays out of its functions. */
 #define SLOW __attribute__((noinline, cold))
 
+/* One load; a count that can't be is none: pages that somebody scribbles in cost leases, not the process. */
 static uint32_t n_idle(const struct kv_pool *pool)
 {
-	return kv_load_relaxed(&pool->session->n_stack);
+	uint32_t n = kv_load_relaxed(&pool->session->n_stack);
+
+	return __builtin_expect(n <= pool->grant_capacity, 1) ? n : 0;
 }
 
 static void set_idle(struct kv_pool *pool, uint32_t n)
@@ -206,14 +209,17 @@ static inline void flush_if_full(struct kv_pool *pool)
 /* The stack is lower than it should be: asks once, and again after the next refill. */
 static SLOW void want_more(struct kv_pool *pool)
 {
-	uint32_t target = kv_load_relaxed(&pool->session->n_magazine);
+	uint32_t target = kv_load_relaxed(&pool->session->n_magazine), have;
 	struct kv_msg_lease want = { .head = { .type = KV_MSG_WANT, .size = sizeof(want) } };
 
 	/* What came of the last time is counted first. */
-	if (collect_grants(pool) < 0 || n_idle(pool) >= target / 2)
+	if (collect_grants(pool) < 0)
+		return;
+	have = n_idle(pool);
+	if (have >= target / 2)
 		return;
 	pool->low = 0;
-	want.n = target - n_idle(pool);
+	want.n = target - have;
 	lost(pool, kv_connection_post(&pool->connection, &want));
 }
 
@@ -280,17 +286,32 @@ static inline int take_enter(struct kv_pool *pool, uint32_t n, int64_t timeout)
 	return r;
 }
 
+/* The stack holds what we have not put there: nothing is taken, and nothing works any more. */
+static SLOW int bad_stack(struct kv_pool *pool, const kv_block_id *taken, uint32_t n)
+{
+	while (n)
+		pool->refs[taken[--n]] = 0;
+	leave(pool);
+	return lost(pool, kv_error(-EPROTO, "session: the stack of idle leases in its pages makes no "
+				   "sense"));
+}
+
 int kv_magazine_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout)
 {
-	uint32_t *refs = pool->refs, left;
+	uint32_t *refs = pool->refs, limit = pool->prefix.id_limit, have, left;
 	int r = take_enter(pool, n, timeout);
 
 	if (r)
 		return r;
-	left = n_idle(pool) - n;
+	have = n_idle(pool);
+	if (__builtin_expect(have < n, 0))
+		return bad_stack(pool, NULL, 0);
+	left = have - n;
 	for (uint32_t i = 0; i < n; i++) {
-		kv_block_id id = pool->stack[left + i];
+		kv_block_id id = kv_load_relaxed(&pool->stack[left + i]);
 
+		if (__builtin_expect((uint32_t)id >= limit, 0))
+			return bad_stack(pool, ret_ids, i);
 		ret_ids[i] = id;
 		refs[id] = 1;
 	}

@@ -2,10 +2,13 @@
 /* Taking and giving blocks: all or nothing, at once or after a wait, each by one owner at a time.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "include/internal/shm.h"
 #include "tests/support/client.h"
 #include "tests/support/process.h"
 
@@ -241,6 +244,53 @@ START_TEST(blocks_at_hand_are_taken_and_given_without_the_daemon)
 }
 END_TEST
 
+/* The pages of the session with idle leases, found as whoever scribbles in memory finds them. */
+static struct kv_shm_session *pages_with_idle(void)
+{
+	FILE *f = fopen("/proc/self/maps", "re");
+	struct kv_shm_session *found = NULL;
+	uintptr_t start;
+	char line[512];
+
+	ck_assert_ptr_nonnull(f);
+	while (fgets(line, sizeof(line), f)) {
+		if (strstr(line, "memfd:kvcached-session") && sscanf(line, "%" SCNxPTR, &start) == 1 &&
+		    ((struct kv_shm_session *)start)->n_stack)
+			found = (struct kv_shm_session *)start;
+	}
+	fclose(f);
+	ck_assert_ptr_nonnull(found);
+	return found;
+}
+
+START_TEST(a_scribbled_stack_of_idle_leases_costs_leases_and_no_process)
+{
+	static const uint32_t counts[] = { UINT32_MAX, 1u << 31, 1u << 20 };
+	struct kv_pool *large = pool_new(client, "large", 5000);
+	struct kv_shm_session *s;
+	kv_block_id *stack;
+	int r;
+
+	must(kv_blocks_take(large, 10, ids, TIMEOUT));
+	must(kv_blocks_give(large, 10, ids));
+	s = pages_with_idle();
+	stack = (kv_block_id *)((char *)s + s->stack_offset);
+	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+		s->n_stack = counts[i]; /* counts as none: others come */
+		must(kv_blocks_take(large, 10, ids, TIMEOUT));
+		must(kv_blocks_give(large, 10, ids));
+	}
+	ck_assert_uint_ge(s->n_stack, 10);
+	ck_assert_uint_le(s->n_stack, s->grant_capacity);
+	for (uint32_t i = 0; i < s->n_stack - 1; i++)
+		stack[i] = i % 2 ? INT32_MIN : INT32_MAX;
+	r = kv_blocks_take(large, 10, ids, TIMEOUT);
+	expect(r == -EPROTO, "take: %d (%s)", r, kv_error_text());
+	kv_pool_close(large);
+	must(kv_pool_drop(client, "large", TIMEOUT));
+}
+END_TEST
+
 START_TEST(a_pool_that_grows_is_used_to_its_last_block)
 {
 	struct kv_pool *large = pool_new(client, "large", 20000);
@@ -405,6 +455,7 @@ static Suite *suite(void)
 	tcase_add_loop_test(tcase, taking_and_giving_at_random_never_hands_a_block_out_twice, 0, 2);
 	tcase_add_test(tcase, blocks_at_hand_are_taken_and_given_without_the_daemon);
 	tcase_add_test(tcase, idle_blocks_of_one_session_go_to_another_that_waits);
+	tcase_add_test(tcase, a_scribbled_stack_of_idle_leases_costs_leases_and_no_process);
 	tcase_add_test(tcase, a_pool_that_grows_is_used_to_its_last_block);
 	tcase_add_loop_test(tcase, who_waits_gets_what_another_process_lets_go, GIVES, DIES + 1);
 	tcase_add_test(tcase, one_who_waits_and_dies_is_forgotten);
