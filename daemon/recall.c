@@ -112,6 +112,14 @@ static uint32_t in_use(const struct kv_session *s, const uint32_t *held)
 	return s->pool->books.n_leased_by[s->slot] - kv_idle(s) + held[s->slot];
 }
 
+/* Its own request doesn't count: nothing is asked of a session for itself. */
+static bool another_waits(const struct kv_session *s)
+{
+	const struct kv_link *queue = &s->pool->daemon->queue;
+
+	return queue->next != queue && (queue->next != &s->waiter || queue->prev != &s->waiter);
+}
+
 static void withdraw(struct kv_session *s)
 {
 	s->pressure_blocks = 0;
@@ -149,7 +157,7 @@ static void press_pool(struct kv_pool *pool, uint64_t wanted)
 
 		if (s && s->pressure_blocks && used <= s->pressure_target)
 			withdraw(s);
-		if (used <= due || s->pressure_blocks)
+		if (used <= due || s->pressure_blocks || !another_waits(s))
 			continue;
 		notify(s, (uint32_t)(used - due < blocks ? used - due : blocks), (uint32_t)used);
 	}
@@ -192,7 +200,7 @@ bool kv_pressure_refuses(struct kv_session *s)
 	if (!s->pressure_blocks || kv_now() < s->pressure_deadline)
 		return false;
 	kv_books_count(&s->pool->books, NULL, held);
-	if (in_use(s, held) > s->pressure_target)
+	if (another_waits(s) && in_use(s, held) > s->pressure_target)
 		return true;
 	withdraw(s);
 	return false;

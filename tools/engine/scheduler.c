@@ -9,8 +9,14 @@
 #include "tools/engine/scheduler.h"
 
 #define SHORT_WAIT   KV_SEC /* of a lone sequence, before it gives its blocks to others */
+#define ROOM_WAIT    (3 * KV_SEC) /* in the queue: longer than the daemon gives others to answer */
+#define ROOM_PAUSE   (10 * KV_MSEC)
 #define PING_WAIT    (100 * KV_MSEC)
 #define FOLLOW_PAUSE (KV_MSEC / 5) /* between two looks at what the first engine did */
+
+/* Room for steps to come, of a request that had to go: doubled each time, so many times. */
+#define AHEAD_BLOCKS	4
+#define AHEAD_DOUBLINGS 16
 
 struct kv_scheduler {
 	struct kv_scheduler_options options;
@@ -160,54 +166,98 @@ static int look_up(struct kv_scheduler *s, struct kv_request *request)
 	return 0;
 }
 
-/* Return: 0; KV_NO_ROOM; KV_TOO_LARGE; negative. On any but 0 the request holds nothing. */
-static int try_admit(struct kv_scheduler *s, struct kv_request *request, int64_t timeout)
+/*
+ * Room to ask for, in tokens. Who had to go would soon have to again, where others wait for every
+ * block: each time it comes back with room for twice as many steps, at most for all that it has
+ * left.
+ */
+static size_t room_for(const struct kv_scheduler *s, const struct kv_request *request)
 {
+	uint32_t n =
+		request->n_preempted < AHEAD_DOUBLINGS ? request->n_preempted : AHEAD_DOUBLINGS;
+	size_t ahead = n ? (size_t)(AHEAD_BLOCKS * s->block_tokens) << n : 0;
+	size_t n_ctx = kv_model_shape(s->options.model)->n_ctx, n_new, left, most;
+
+	n_new = request->tokens.n - request->n_prompt;
+	left = request->max_new > n_new ? request->max_new - n_new : 0;
+	most = n_ctx > request->tokens.n ? n_ctx - request->tokens.n : 0;
+	left = left < most ? left : most;
+	return request->tokens.n + (ahead < left ? ahead : left);
+}
+
+/* Return: 0; KV_NO_ROOM; KV_TOO_LARGE; negative. On any but 0 the request holds nothing. */
+static int try_admit(struct kv_scheduler *s, struct kv_request *request, bool look, int64_t timeout)
+{
+	size_t n_hit = request->n_hit;
 	int r;
 
 	r = kv_seq_new(s->options.pool, &request->seq);
 	if (r < 0)
 		return lib_error(r, "kv_seq_new");
 
-	r = look_up(s, request);
+	r = look ? look_up(s, request) : 0;
 	if (r < 0) {
 		release(s, request);
 		return r;
 	}
 
-	r = kv_seq_reserve(request->seq, request->tokens.n, timeout);
+	r = kv_seq_reserve(request->seq, room_for(s, request), timeout);
+	if (r == KV_TOO_LARGE && request->n_preempted)
+		r = kv_seq_reserve(request->seq, request->tokens.n, timeout);
 	if (r < 0)
 		lib_error(r, "kv_seq_reserve");
-	if (r)
+	if (r) {
 		release(s, request);
-	else
+		request->n_hit = n_hit;
+	} else {
 		request->n_settled = kv_seq_len(request->seq);
+	}
 	return r;
+}
+
+/*
+ * Like try_admit(), for one that has to wait. Holding what it found in the cache it would keep
+ * those from ending whose blocks it waits for: so it waits with nothing, in the daemon's queue, for
+ * all its blocks, and what is still cached then is found before the first step. Where others hold
+ * what it found, it needs less than that: it looks again now and then.
+ */
+static int wait_admit(struct kv_scheduler *s, struct kv_request *request)
+{
+	int64_t deadline = now_ns() + s->options.wait_ns, left;
+	const struct timespec pause = {.tv_nsec = ROOM_PAUSE};
+	int r;
+
+	for (;;) {
+		r = try_admit(s, request, true, 0);
+		left = deadline - now_ns();
+		if (r != KV_NO_ROOM || left <= 0)
+			return r;
+		r = try_admit(s, request, false, left < ROOM_WAIT ? left : ROOM_WAIT);
+		if (r != KV_NO_ROOM || now_ns() >= deadline)
+			return r;
+		nanosleep(&pause, NULL);
+	}
 }
 
 /* Let waiting requests run, in their order, as long as there is room. */
 static int admit(struct kv_scheduler *s)
 {
-	int64_t timeout;
 	int r;
 
 	while (s->waiting && s->n_running < s->options.max_batch) {
 		struct kv_request *request = s->waiting;
-		size_t n_hit = request->n_hit;
 
-		timeout = s->n_running ? 0 : s->options.wait_ns;
-		r = try_admit(s, request, timeout);
+		r = s->n_running ? try_admit(s, request, true, 0) : wait_admit(s, request);
 		if (r < 0)
 			return r;
-		if (r)
-			request->n_hit = n_hit; /* it was given back */
 		if (r == KV_NO_ROOM && s->n_running)
 			return 0;
 
 		s->waiting = request->next;
 		if (r == KV_NO_ROOM) {
 			kv_engine_error(-ENOSPC, "no room for %zu tokens within %lld s",
-					request->tokens.n, (long long)(timeout / KV_SEC));
+					request->tokens.n,
+					(long long)(s->options.wait_ns / KV_SEC));
 			end_request(s, request, -ENOSPC);
 		} else if (r == KV_TOO_LARGE) {
 			kv_engine_error(-ENOSPC, "the pool never has room for %zu tokens",
