@@ -37,6 +37,7 @@ extern "C" int kv_recur_step_can_run(const struct kv_recur *args)
 {
 	uint64_t bits = (uint64_t)(uintptr_t)args->state.base | (uint64_t)args->state.head_stride |
 			(uint64_t)args->state.block_stride;
+	int device, major;
 
 	if (dim_index(args->dim_k) < 0)
 		return kv_error(-ENOTSUP, "dim_k: %d given, cuda takes 64, 128 and 256",
@@ -58,6 +59,12 @@ extern "C" int kv_recur_step_can_run(const struct kv_recur *args)
 	if (args->conv_weight && args->conv.dtype != args->dtype)
 		return kv_error(-ENOTSUP, "conv state.dtype: %d given, cuda takes dtype's, %d",
 				args->conv.dtype, args->dtype);
+	if (cudaGetDevice(&device) == cudaSuccess &&
+	    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
+		    cudaSuccess &&
+	    major < 9)
+		return kv_error(-ENOTSUP, "device: compute capability %d, cuda needs 9.0 or more",
+				major);
 	return 0;
 }
 
