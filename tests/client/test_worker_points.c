@@ -18,6 +18,7 @@
 
 #define N_BLOCKS 2000
 #define N_KEPT	 200
+#define N_SCATTERED 3000 /* blocks */
 #define FIRST	 KV_KILLPOINT_worker_book_written
 #define N_POINTS (KV_N_KILLPOINTS - FIRST)
 
@@ -61,6 +62,26 @@ static void with_another_pool(struct kv_client *client)
 	must(kv_pool_drop(client, "two", TIMEOUT));
 }
 
+/* Every second block of a pool is cached: they move together. */
+static void with_a_pool_that_is_compacted(struct kv_client *client)
+{
+	struct kv_pool *three = pool_new_mapped(client, "three", 0);
+	static struct kv_seq *seqs[N_SCATTERED];
+
+	for (int32_t i = 0; i < N_SCATTERED; i++)
+		seqs[i] = seq_new(three, 100 + i, BLOCK_TOKENS, NULL);
+	for (int32_t i = 0; i < N_SCATTERED; i++) {
+		if (i & 1)
+			must(kv_seq_publish(seqs[i], NULL));
+		kv_seq_free(seqs[i], NULL);
+	}
+	must(kv_ping(client, TIMEOUT));
+	must(kv_pool_compact(client, "three", 0, TIMEOUT));
+	wait_until(!pool_stats(client, "three").compacting);
+	kv_pool_close(three);
+	must(kv_pool_drop(client, "three", TIMEOUT));
+}
+
 static void live(struct kv_client *client)
 {
 	struct kv_pool *one = pool_new_mapped(client, "one", N_BLOCKS);
@@ -87,6 +108,7 @@ static void live(struct kv_client *client)
 	process_kill(other);
 	wait_until(pool_stats(client, "one").n_sessions == 1);
 	with_another_pool(client);
+	with_a_pool_that_is_compacted(client);
 
 	/* All that isn't held: evicts everything else. */
 	must(kv_blocks_take(one, N_BLOCKS - N_KEPT - 20, ids, TIMEOUT));
