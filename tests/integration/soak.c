@@ -306,8 +306,15 @@ static void attach(struct engine *e)
 		   .max_blocks_per_seq = MAX_LEN / 8 + 1);
 	uint32_t n_rounds = 5 + below(60);
 	struct kv_view v;
+	int r;
 
-	OK(open_pool(e->client, below(N_POOLS), &e->pool));
+	/* A pool that had ended needs an extent; when all are held, its place is refused, and no more. */
+	r = open_pool(e->client, below(N_POOLS), &e->pool);
+	if (r == -ENOMEM) {
+		breathe();
+		return;
+	}
+	OK(r);
 	kv_pool_info(e->pool, &e->info);
 	must(kv_pool_view(e->pool, 0, 0, &e->k));
 	must(kv_pool_view(e->pool, 0, 1, &v));
