@@ -259,14 +259,18 @@ static SLOW int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
 		if (n > kv_pool_max_blocks(pool))
 			return KV_TOO_LARGE;
 		leave(pool);
-		answer = ask(pool, n - have, left > 0 ? left : 0);
+		/*
+		 * First without waiting: what an earlier request for the magazine still brings is in the
+		 * ring when the answer is here, and while we wait nobody would count it.
+		 */
+		answer = ask(pool, n - have, i && left > 0 ? left : 0);
 		if (answer && answer != KV_NO_ROOM)
 			return answer;
 		r = enter(pool);
 		if (r < 0)
 			return r;
 		/* What was missing may have come by an earlier request for the magazine. */
-		if (answer)
+		if (answer && (i || left <= 0))
 			break;
 		/* What was idle when we asked may have been called back since: then we ask once more. */
 	}
