@@ -423,6 +423,15 @@ static bool may_get(const struct kv_pool *pool, uint32_t n_extents)
 	       have > kv_extents_available(&pool->daemon->extents, pool->gpu_mask, false);
 }
 
+/* What others have to give for it: what they gave before and the mover has yet to clean counts. */
+static uint32_t to_be_given(const struct kv_pool *pool, uint32_t n_extents)
+{
+	uint32_t have = kv_extents_available(&pool->daemon->extents, pool->gpu_mask, true);
+	uint32_t need = not_for(pool, false) + n_extents;
+
+	return need > have ? need - have : n_extents;
+}
+
 /* More than the pool may ever have, by its own limits or by what others have been promised. */
 static bool never_fits(const struct kv_pool *pool, uint32_t n)
 {
@@ -487,12 +496,12 @@ static int find_room(struct kv_pool *pool, uint32_t n)
 
 	n_extents = kv_capacity_lacking(pool, m);
 	if (!may_get(pool, n_extents)) {
-		take_from_others(pool, n_extents, true);
+		take_from_others(pool, to_be_given(pool, n_extents), true);
 		if (!may_get(pool, n_extents) && evict_own(pool, n))
 			return 0;
 		/* What others gave is not enough, and neither is what it has: both together? */
 		if (!may_get(pool, n_extents))
-			take_from_others(pool, n_extents, false);
+			take_from_others(pool, to_be_given(pool, n_extents), false);
 	} else if (evict_own(pool, n)) {
 		return 0;
 	}

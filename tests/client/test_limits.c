@@ -186,9 +186,10 @@ START_TEST(pools_above_their_share_give_first)
 	ck_assert_uint_ge(s.share_bytes, 8 * MIB);
 	ck_assert_uint_le(s.share_bytes, 12 * MIB);
 	must(kv_blocks_take(third, 14 * A_MIB, ids, TIMEOUT));
-	/* Seen on a busy machine: "heavy" gives an extent or two as well. By value it would give all. */
-	ck_assert_uint_ge(pool_stats(client, "heavy").blocks_cached, 24 * A_MIB);
-	ck_assert_uint_le(pool_stats(client, "light").blocks_cached, 24 * A_MIB);
+	ck_assert_uint_ge(pool_stats(client, "heavy").blocks_cached, 29 * A_MIB);
+	ck_assert_uint_le(pool_stats(client, "light").blocks_cached, 20 * A_MIB);
+	/* What the mover has yet to clean is not taken from others once more. */
+	ck_assert_uint_le(pool_stats(client, "third").extent_bytes, 18 * MIB);
 	books_balance(client);
 	kv_pool_close(light);
 	kv_pool_close(heavy);
@@ -345,7 +346,6 @@ START_TEST(a_large_request_is_not_starved_by_small_ones_and_nothing_passes_those
 {
 	struct kv_pool *pool = pool_new(client, "pool", 1000);
 	struct process *large, *small;
-	int64_t first;
 
 	must(kv_blocks_take(pool, 1000, ids, TIMEOUT));
 	large = process_start(waits_for, (void *)(intptr_t)900);
@@ -360,11 +360,14 @@ START_TEST(a_large_request_is_not_starved_by_small_ones_and_nothing_passes_those
 	ck_assert_int_eq(kv_blocks_take(pool, 10, more, 0), KV_NO_ROOM);
 	sleep_ms(50);
 	ck_assert_uint_eq(pool_stats(client, "pool").waiting, 2);
-	must(kv_blocks_give(pool, 450, ids + 500));
+	/* Enough for the large one alone: it is served, and the small one after it. */
+	must(kv_blocks_give(pool, 400, ids + 500));
 	must(kv_ping(client, TIMEOUT));
-	first = process_hear(large);
-	/* Both may be served at once: then it's the kernel's choice who looks at the clock first. */
-	ck_assert_int_le(first, process_hear(small) + 100 * KV_MSEC);
+	process_hear(large);
+	ck_assert_uint_eq(pool_stats(client, "pool").waiting, 1);
+	must(kv_blocks_give(pool, 50, ids + 900));
+	must(kv_ping(client, TIMEOUT));
+	process_hear(small);
 	process_go(large);
 	process_go(small);
 	process_end(large);
