@@ -71,8 +71,11 @@ static SLOW int wait_for_stack(struct kv_pool *pool)
 	}
 }
 
-/* Between these the stack and the ring of grants are ours alone (shm.h draws it). */
-static inline int enter(struct kv_pool *pool)
+/*
+ * Between enter() and leave() the stack and the ring of grants are ours alone (shm.h draws it). False: the
+ * daemon is at them.
+ */
+static inline bool try_enter(struct kv_pool *pool)
 {
 	struct kv_shm_session *s = pool->session;
 
@@ -80,9 +83,12 @@ static inline int enter(struct kv_pool *pool)
 	if (__builtin_expect(s->fenced, 0))
 		kv_exchange_seq(&s->busy, 1);
 	kv_fence_compiler();
-	if (__builtin_expect(kv_load_acquire(&s->recall), 0))
-		return wait_for_stack(pool);
-	return 0;
+	return __builtin_expect(!kv_load_acquire(&s->recall), 1);
+}
+
+static int enter(struct kv_pool *pool)
+{
+	return try_enter(pool) ? 0 : wait_for_stack(pool);
 }
 
 static inline void leave(struct kv_pool *pool)
@@ -278,18 +284,6 @@ static SLOW int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
 	return r < 0 || n_idle(pool) >= n ? r : KV_NO_ROOM;
 }
 
-/* Return: like refill(); on 0 we are between enter() and leave(). */
-static inline int take_enter(struct kv_pool *pool, uint32_t n, int64_t timeout)
-{
-	int r = enter(pool);
-
-	if (__builtin_expect(!r && n_idle(pool) < n, 0))
-		r = refill(pool, n, timeout);
-	if (__builtin_expect(r, 0))
-		leave(pool);
-	return r;
-}
-
 /* The stack holds what we have not put there: nothing is taken, and nothing works any more. */
 static SLOW int bad_stack(struct kv_pool *pool, const kv_block_id *taken, uint32_t n)
 {
@@ -300,19 +294,21 @@ static SLOW int bad_stack(struct kv_pool *pool, const kv_block_id *taken, uint32
 				   "sense"));
 }
 
-int kv_magazine_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout)
+static SLOW int want_more_and_leave(struct kv_pool *pool)
 {
-	uint32_t *refs = pool->refs, limit = pool->prefix.id_limit, have, left;
-	int r = take_enter(pool, n, timeout);
+	want_more(pool);
+	leave(pool);
+	return 0;
+}
 
-	if (r)
-		return r;
-	have = n_idle(pool);
-	if (__builtin_expect(have < n, 0))
-		return bad_stack(pool, NULL, 0);
-	left = have - n;
+/* @n of the @have idle ones, between enter() and leave(): the second is done here. */
+static inline int pop(struct kv_pool *pool, uint32_t have, uint32_t n, kv_block_id *ret_ids)
+{
+	uint32_t left = have - n, limit = pool->prefix.id_limit, *refs = pool->refs;
+	kv_block_id *stack = pool->stack + left;
+
 	for (uint32_t i = 0; i < n; i++) {
-		kv_block_id id = kv_load_relaxed(&pool->stack[left + i]);
+		kv_block_id id = kv_load_relaxed(&stack[i]);
 
 		if (__builtin_expect((uint32_t)id >= limit, 0))
 			return bad_stack(pool, ret_ids, i);
@@ -322,32 +318,68 @@ int kv_magazine_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int
 	KV_KILLPOINT(client_taken);
 	set_idle(pool, left);
 	if (__builtin_expect(left < pool->low, 0))
-		want_more(pool);
+		return want_more_and_leave(pool);
 	leave(pool);
 	return 0;
 }
 
-KV_PUBLIC int kv_blocks_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout)
+/* Too few are idle, or the daemon is at the stack. */
+static SLOW int take_slowly(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout)
 {
-	int r = kv_forked(pool->fork_generation);
+	int r = enter(pool);
+	uint32_t have;
 
-	if (r < 0)
+	if (!r && n_idle(pool) < n)
+		r = refill(pool, n, timeout);
+	if (r) {
+		leave(pool);
 		return r;
-	if (!kv_link_is_alone(&pool->later))
-		kv_later_poll(pool);
-	return kv_magazine_take(pool, n, ret_ids, timeout);
+	}
+	have = n_idle(pool);
+	return have < n ? bad_stack(pool, NULL, 0) : pop(pool, have, n, ret_ids);
 }
 
-KV_PUBLIC int kv_blocks_give(struct kv_pool *pool, uint32_t n, const kv_block_id *ids)
+/* What is common keeps no registers and calls nothing that comes back: that is half of its time. */
+static inline int take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout)
+{
+	uint32_t have;
+
+	if (__builtin_expect(!try_enter(pool), 0))
+		return take_slowly(pool, n, ret_ids, timeout);
+	have = n_idle(pool);
+	if (__builtin_expect(have < n, 0))
+		return take_slowly(pool, n, ret_ids, timeout);
+	return pop(pool, have, n, ret_ids);
+}
+
+int kv_magazine_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout)
+{
+	return take(pool, n, ret_ids, timeout);
+}
+
+static SLOW int poll_and_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout)
+{
+	kv_later_poll(pool);
+	return take(pool, n, ret_ids, timeout);
+}
+
+KV_PUBLIC int kv_blocks_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout)
+{
+	if (__builtin_expect(pool->fork_generation != kv_fork_generation, 0))
+		return kv_forked_error();
+	if (__builtin_expect(!kv_link_is_alone(&pool->later), 0))
+		return poll_and_take(pool, n, ret_ids, timeout);
+	return take(pool, n, ret_ids, timeout);
+}
+
+/* The stack is full, or the daemon is at it, or an id is wrong: that of @ids[@i], or one behind it. */
+static SLOW int give_slowly(struct kv_pool *pool, uint32_t n, const kv_block_id *ids, uint32_t i)
 {
 	uint32_t limit = pool->prefix.id_limit, *refs = pool->refs;
-	int r = kv_forked(pool->fork_generation);
-	bool entered;
+	bool entered = !enter(pool);
+	int r = 0;
 
-	if (r < 0)
-		return r;
-	entered = !enter(pool);
-	for (uint32_t i = 0; i < n; i++) {
+	for (; i < n; i++) {
 		kv_block_id id = ids[i];
 
 		if (__builtin_expect((uint32_t)id >= limit || refs[id] != 1, 0)) {
@@ -364,6 +396,43 @@ KV_PUBLIC int kv_blocks_give(struct kv_pool *pool, uint32_t n, const kv_block_id
 		flush_if_full(pool);
 	leave(pool);
 	return r;
+}
+
+static SLOW int flush_and_leave(struct kv_pool *pool)
+{
+	flush(pool);
+	leave(pool);
+	return 0;
+}
+
+KV_PUBLIC int kv_blocks_give(struct kv_pool *pool, uint32_t n, const kv_block_id *ids)
+{
+	uint32_t have, limit = pool->prefix.id_limit, *refs = pool->refs;
+	kv_block_id *stack;
+
+	if (__builtin_expect(pool->fork_generation != kv_fork_generation, 0))
+		return kv_forked_error();
+	if (__builtin_expect(!try_enter(pool), 0))
+		return give_slowly(pool, n, ids, 0);
+	have = n_idle(pool);
+	stack = pool->stack + have;
+	if (__builtin_expect(n > pool->grant_capacity - have, 0))
+		return give_slowly(pool, n, ids, 0);
+	for (uint32_t i = 0; i < n; i++) {
+		kv_block_id id = ids[i];
+
+		if (__builtin_expect((uint32_t)id >= limit || refs[id] != 1, 0)) {
+			set_idle(pool, have + i);
+			return give_slowly(pool, n, ids, i);
+		}
+		refs[id] = 0;
+		stack[i] = id;
+	}
+	set_idle(pool, have + n);
+	if (__builtin_expect(have + n > 2 * kv_load_relaxed(&pool->session->n_magazine), 0))
+		return flush_and_leave(pool);
+	leave(pool);
+	return 0;
 }
 
 static void forget_copy_to(struct kv_pool *pool, kv_block_id id)
