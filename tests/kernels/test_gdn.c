@@ -9,7 +9,7 @@
 #include "include/internal/error.h"
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/number.h"
-#include "tests/kernels/test_gdn_problem.h"
+#include "tests/kernels/state_problem.h"
 #include "tests/support/expect.h"
 
 #define COUNT(a) (int)(sizeof(a) / sizeof((a)[0]))
@@ -332,19 +332,7 @@ START_TEST(a_verification_is_rolled_back_by_naming_an_earlier_state)
 			s.steps[b][i] = 6 * b + i;
 	}
 	state_spec_add(&s, 2, 30, -1, -1); /* padding */
-	for (int i = 0; state_problem_backends()[i]; i++) {
-		const struct kv_state_backend *backend = state_problem_backends()[i];
-		struct state_problem *p = state_problem_new(&s);
-
-		for (int round = 0; round < 4 && state_problem_can_run(p, backend); round++) {
-			free(state_problem_check(p, backend));
-			for (int b = 0; b < 3; b++)
-				p->spec.accepted[b] = 1 + (round + b) % (4 - b);
-			state_problem_inputs(p, 70 + round);
-			state_problem_batch(p);
-		}
-		state_problem_free(p);
-	}
+	state_spec_check_drafts(&s, 4);
 }
 END_TEST
 

@@ -7,7 +7,7 @@
 
 #include "include/internal/error.h"
 #include "tests/kernels/buffer.h"
-#include "tests/kernels/test_gdn_problem.h"
+#include "tests/kernels/state_problem.h"
 
 #define cuda_ok(call)                                                                      \
 	do {                                                                               \

@@ -6,7 +6,7 @@
 
 #include "include/internal/error.h"
 #include "tests/kernels/buffer.h"
-#include "tests/kernels/test_gdn_problem.h"
+#include "tests/kernels/state_problem.h"
 
 #define COUNT(a) (int)(sizeof(a) / sizeof((a)[0]))
 
@@ -71,19 +71,7 @@ START_TEST(drafts_are_rolled_back_by_naming_an_earlier_state)
 		for (int i = 0; i < 4; i++)
 			s.steps[b][i] = 4 * b + i;
 	}
-	for (int i = 0; state_problem_backends()[i]; i++) {
-		const struct kv_state_backend *backend = state_problem_backends()[i];
-		struct state_problem *p = state_problem_new(&s);
-
-		for (int round = 0; round < 4 && state_problem_can_run(p, backend); round++) {
-			free(state_problem_check(p, backend));
-			p->spec.accepted[0] = 1 + round;
-			p->spec.accepted[1] = 4 - round;
-			state_problem_inputs(p, 20 + round);
-			state_problem_batch(p);
-		}
-		state_problem_free(p);
-	}
+	state_spec_check_drafts(&s, 4);
 }
 END_TEST
 

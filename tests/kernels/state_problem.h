@@ -6,13 +6,15 @@
  * The answer is not made token by token as the reference is: the recurrence is solved as one
  * triangular system a lane, with explicit powers of the decay. Rows that no lane reads are NaN.
  */
-#ifndef KV_TESTS_KERNELS_TEST_GDN_PROBLEM_H
-#define KV_TESTS_KERNELS_TEST_GDN_PROBLEM_H
+#ifndef KV_TESTS_KERNELS_STATE_PROBLEM_H
+#define KV_TESTS_KERNELS_STATE_PROBLEM_H
 
 #include "kernels/gdn.h"
 
 #define LANES	512
 #define COLUMNS 8 /* of a table, and of steps */
+
+#define OUT_POISON 0x7e /* bytes of out that no call writes */
 
 enum problem_kind {
 	PROBLEM_DELTA = KV_RULE_DELTA,
@@ -119,10 +121,18 @@ void *state_problem_run(struct state_problem *problem, const struct kv_state_bac
 /* Runs @backend and holds out and every row against the answer. Returns out: free() it. */
 void *state_problem_check(struct state_problem *problem, const struct kv_state_backend *backend);
 
+/* Elements of a head's state; of a row's convolution, and where one of them lies in it. */
+int64_t state_elements(const struct state_spec *spec);
+int64_t conv_elements(const struct state_problem *problem);
+int64_t conv_at(const struct state_problem *problem, int64_t tap, int64_t channel);
+
 /* Backends of the device under test; ends with NULL. */
 const struct kv_state_backend *const *state_problem_backends(void);
 
 /* state_problem_check() by every backend that can run it, each on fresh rows. */
 void state_spec_check(const struct state_spec *spec);
+
+/* The same for @n_rounds of drafts on the same rows, another number accepted in each. */
+void state_spec_check_drafts(const struct state_spec *spec, int n_rounds);
 
 #endif
