@@ -86,28 +86,3 @@ void kv_seq_begin(struct kv_seq *seq)
 {
 	seq->root = kv_serial_root(kv_pool_epoch(seq->pool));
 }
-
-KV_PUBLIC int kv_pool_new_epoch(struct kv_client *client, const char *name, uint64_t *ret_epoch,
-				uint64_t *ret_held, int64_t timeout)
-{
-	struct kv_msg_drop ask = { .head = { .type = KV_MSG_POOL_EPOCH, .size = sizeof(ask) } };
-	const struct kv_msg_epoch *answer;
-	int r = kv_forked(client->fork_generation);
-
-	if (r < 0)
-		return r;
-	if (strlen(name) >= sizeof(ask.name))
-		return kv_error(-EINVAL, "name: '%s' is longer than %zu bytes", name,
-				sizeof(ask.name) - 1);
-	strcpy(ask.name, name);
-	pthread_mutex_lock(&client->lock);
-	r = kv_connection_call(&client->connection, &ask, KV_MSG_EPOCH, sizeof(*answer), NULL, 0, NULL,
-			       kv_deadline(timeout));
-	answer = (const void *)client->connection.buffer;
-	if (!r && ret_epoch)
-		*ret_epoch = answer->epoch;
-	if (!r && ret_held)
-		*ret_held = answer->n_held;
-	pthread_mutex_unlock(&client->lock);
-	return r;
-}
