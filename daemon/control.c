@@ -73,6 +73,7 @@ static void one_gpu(struct kv_daemon *d, uint32_t i, struct kv_gpu_stats *s)
 	s->bytes_free = e->n_state[i][KV_EXTENT_CLEAN] * e->bytes;
 	s->bytes_extent = e->bytes;
 	s->mover_pid = kv_mover_pid(gpu->mover);
+	copy_text(s->mover_error, sizeof(s->mover_error), kv_mover_error(gpu->mover));
 	s->scrubbed_bytes_total = kv_mover_scrubbed(gpu->mover);
 }
 

@@ -335,6 +335,8 @@ int kv_mover_start(struct kv_daemon *d, uint32_t gpu);
 void kv_mover_stop(struct kv_gpu_unit *gpu);
 void kv_mover_scrub(struct kv_daemon *d); /* give idle movers dirty extents */
 uint64_t kv_mover_pid(const struct kv_mover *mover);
+/* kv_mover_error() - why the last one failed; "" since a job has succeeded */
+const char *kv_mover_error(const struct kv_mover *mover);
 uint64_t kv_mover_scrubbed(const struct kv_mover *mover);
 int kv_mover_main(int fd); /* the mover process itself: mover_main.c */
 

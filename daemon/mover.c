@@ -26,6 +26,7 @@
 #define JOB_BYTES ((uint64_t)256 << 20)
 #define DEVICE_JOB_BYTES ((uint64_t)1 << 30)
 #define RESTART_DELAY (200 * KV_MSEC)
+#define MOST_DOUBLINGS 6u /* of the delay, while nothing succeeds */
 /* A mover that says nothing for so long is taken for dead. */
 #define JOB_WAIT (30 * KV_SEC)
 
@@ -41,6 +42,8 @@ struct kv_mover {
 	uint32_t first, n;	/* extents being zeroed; n = 0: none */
 	bool copying;		/* a batch of compact.c */
 	uint64_t scrubbed;
+	uint32_t n_failures; /* since a job succeeded, or nothing was wrong but its death */
+	char error[96];	     /* the last one; "": none since */
 };
 
 static int send_arena(int fd, const struct kv_arena *arena)
@@ -137,9 +140,14 @@ static void end(struct kv_mover *m)
 
 static void failed(struct kv_mover *m, const char *why)
 {
+	uint32_t doublings = m->n_failures < MOST_DOUBLINGS ? m->n_failures : MOST_DOUBLINGS;
+
 	kv_log(KV_LOG_WARN, "mover of device %u (pid %d): %s; another is started", m->gpu, m->pid, why);
+	/* One that was killed while it had nothing to do says nothing of the device. */
+	m->n_failures += !m->ready || m->n;
+	snprintf(m->error, sizeof(m->error), "%s", why);
 	end(m);
-	kv_timer_set(m->timer, RESTART_DELAY);
+	kv_timer_set(m->timer, RESTART_DELAY << doublings);
 }
 
 static void overdue(void *arg)
@@ -229,6 +237,8 @@ static void on_answer(struct kv_mover *m)
 	} else {
 		kv_extents_cleaned(&d->extents, m->gpu, m->first, m->n);
 		m->scrubbed += (uint64_t)m->n * d->extents.bytes;
+		m->n_failures = 0;
+		m->error[0] = 0;
 		m->n = 0;
 	}
 	give_job(m);
@@ -286,4 +296,9 @@ uint64_t kv_mover_pid(const struct kv_mover *m)
 uint64_t kv_mover_scrubbed(const struct kv_mover *m)
 {
 	return m ? m->scrubbed : 0;
+}
+
+const char *kv_mover_error(const struct kv_mover *m)
+{
+	return m ? m->error : "";
 }

@@ -73,6 +73,7 @@ static const struct kv_stat_field gpu_fields[] = {
 	G(bytes_extent, "bytes", "size of an extent"),
 	G(mover_pid, "", "process that zeroes memory; 0: the daemon"),
 	G(scrubbed_bytes_total, "bytes", "zeroed since the start"),
+	GT(mover_error, "why its mover failed last; empty: all is well"),
 	{ NULL },
 };
 

@@ -55,6 +55,7 @@ struct kv_gpu_stats {
 	uint64_t bytes_extent; /* size of one extent */
 	uint64_t mover_pid;
 	uint64_t scrubbed_bytes_total;
+	char mover_error[96]; /* why its mover failed last; "" since it has zeroed something */
 };
 
 struct kv_pool_stats {
