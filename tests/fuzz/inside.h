@@ -67,7 +67,7 @@ uint64_t inside_peer_of(uint64_t session);
 /* What the linker puts in place of sched_yield() where the library is linked in: time goes on. */
 int __wrap_sched_yield(void);
 
-/* inside_zero() - what movers would do: dirty extents are zeroed */
+/* inside_zero() - what movers would do: dirty extents are zeroed, blocks that move copied */
 void inside_zero(void);
 
 /**

@@ -183,6 +183,13 @@ static size_t make_body(uint16_t type, uint8_t *body)
 		memcpy(body, (char *)&m + head, sizeof(m) - head);
 		return sizeof(m) - head;
 	}
+	if (type == KV_MSG_POOL_COMPACT) {
+		struct kv_msg_compact m = {.rate = below(3) ? 0 : (uint64_t)below(9) << 20};
+
+		m.name[0] = (char)('a' + below(3));
+		memcpy(body, (char *)&m + head, sizeof(m) - head);
+		return sizeof(m) - head;
+	}
 	if (type == KV_MSG_POOL_DROP || type == KV_MSG_POOL_EPOCH) {
 		memset(body, below(8) ? 0 : 'x', KV_NAME_MAX);
 		body[0] = (uint8_t)('a' + below(3));
@@ -240,7 +247,8 @@ static void make_step(struct script *s)
 		KV_MSG_POOL_CLOSE, KV_MSG_POOL_LAYOUT, KV_MSG_ARENA,	 KV_MSG_LEASE,
 		KV_MSG_LEASE,	   KV_MSG_LEASE,       KV_MSG_WANT,	 KV_MSG_KICK,
 		KV_MSG_STATS,	   KV_MSG_CHECK,       KV_MSG_POOL_DROP, KV_MSG_POOL_SET,
-		KV_MSG_POOL_SET,   KV_MSG_POOL_EPOCH,  KV_MSG_RESUME,	 0};
+		KV_MSG_POOL_SET,   KV_MSG_POOL_EPOCH,  KV_MSG_RESUME,	 KV_MSG_POOL_COMPACT,
+		0};
 	uint32_t at = below(s->n + 1);
 	uint8_t connection = (uint8_t)below(N_CONNECTIONS);
 	struct step step = {.kind = (uint8_t)below(N_STEP_KINDS), .connection = connection};
