@@ -97,24 +97,22 @@ expect 0 "$kvbench" prefix --json --socket "$socket"
 last_is '[c["blocks"] for c in x["chains"]] == [4 ** i for i in range(7)]'
 last_is 'all(c["lookup_ns"] > 0 and c["free_ns"] > 0 and c["floor_ns"] > 0 for c in x["chains"])'
 
-# A build with CUDA measures the GPU's kernels, or says that there is none; there they have their own tests.
-if "$kvbench" merge --shape 4/2/64 --batch 3 --json 2>&1 | grep -q 'no GPU'; then
-	say "attention, write, merge: left out, no GPU"
-elif ! nvidia-smi -L > /dev/null 2>&1; then
-	say "attention, write, merge"
-	for kernel in attention write merge; do
-		for dtype in bf16 e4m3; do
-			expect 0 "$kvbench" "$kernel" --shape 4/2/64 --batch 3 --context 70 --dtype $dtype --json
-			expect_out '"of_copy"'
-		done
+say "attention, write, merge"
+for kernel in attention write merge; do
+	for dtype in bf16 e4m3; do
+		expect 0 "$kvbench" "$kernel" --device host --shape 4/2/64 --batch 3 --context 70 --dtype $dtype --json
+		expect_out '"of_copy"'
 	done
-	expect 0 "$kvbench" attention --shape 2/1/40 --batch 3 --page 5 --layout hnd --ragged <(printf '3\n40\n')
-	expect_out '2/1/40'
-	expect 2 "$kvbench" attention --shape 3/2/64
-	expect_err 'shape'
-	expect 2 "$kvbench" write --dtype f64
-	expect 1 "$kvbench" attention --ragged /dev/null --batch 2
-fi
+done
+expect 0 "$kvbench" attention --device host --shape 2/1/40 --batch 3 --page 5 --layout hnd \
+	--ragged <(printf '3\n40\n')
+expect_out '2/1/40'
+expect 2 "$kvbench" attention --device host --shape 3/2/64
+expect_err 'shape'
+expect 2 "$kvbench" write --device host --dtype f64
+expect 2 "$kvbench" write --device tpu
+expect_err "device: 'tpu' given"
+expect 1 "$kvbench" attention --device host --ragged /dev/null --batch 2
 
 say "replay: what was published is found, all of it"
 expect 0 "$kvbench" replay "$trace" --capacity 6000 --json --socket "$socket"

@@ -562,7 +562,7 @@ static int run_points(struct kv_bench *b,
 	bool one = k->heads_q || k->batch || k->context;
 
 	if (!kv_bench_device_present(device, sizeof(device)))
-		return kv_bench_refuse(b, KV_BENCH_FAILED, "no GPU, which this build measures");
+		return kv_bench_refuse(b, KV_BENCH_FAILED, "no GPU; --device host measures this machine");
 	b->kernel.page = k->page ? k->page : 16;
 	b->kernel.dtype = k->dtype ? k->dtype : KV_BF16;
 	kv_emit_open(e, NULL, '{');

@@ -599,7 +599,7 @@ static int run_all(struct kv_bench *b, enum what what)
 	int status = KV_BENCH_DONE;
 
 	if (!kv_bench_device_present(name, sizeof(name)))
-		return kv_bench_refuse(b, KV_BENCH_FAILED, "no CUDA device");
+		return kv_bench_refuse(b, KV_BENCH_FAILED, "no GPU; --device host measures this machine");
 	if (kv_bench_device == KV_DEVICE_HOST)
 		copy.bytes = COPY_BYTES / 8;
 	copy.to = kv_bench_device_alloc(copy.bytes);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where the benchmarks of state rows run: gdn_device_cuda.c, a GPU, or gdn_device_host.c, this
- * machine, of a build without CUDA. Failures of the device end the program.
+ * Where the benchmarks of kernels run: a GPU (gdn_device_cuda.c) or this machine
+ * (gdn_device_host.c), which a build without CUDA has alone. Failures of the device end the
+ * program.
  */
 #ifndef KV_TOOLS_BENCH_GDN_DEVICE_H
 #define KV_TOOLS_BENCH_GDN_DEVICE_H
@@ -11,7 +12,28 @@
 
 enum kv_device;
 
-extern const int kv_bench_device; /* enum kv_device */
+/* What a device does; the calls below go to the chosen one's. */
+struct kv_bench_device {
+	const char *name;
+	int device; /* enum kv_device */
+	bool (*present)(char *ret_name, size_t bytes);
+	void *(*alloc)(size_t bytes);
+	void (*free)(void *p);
+	void (*put)(void *to, const void *from, size_t bytes);
+	void (*get)(void *to, const void *from, size_t bytes);
+	void (*tile)(void *to, size_t to_bytes, const void *from, size_t from_bytes);
+	int (*time)(int (*call)(void *arg, int i, void *stream), void *arg, int n,
+		    double *ret_seconds);
+	double (*copy)(void *to, const void *from, size_t bytes);
+};
+
+/* Of this build, the default first; ends with NULL. */
+extern const struct kv_bench_device *const kv_bench_devices[];
+
+extern int kv_bench_device; /* enum kv_device, of the chosen one */
+
+/* kv_bench_device_choose() - by its name. Return: is there such a device in this build? */
+bool kv_bench_device_choose(const char *name);
 
 bool kv_bench_device_present(char *ret_name, size_t bytes);
 

@@ -9,8 +9,6 @@
 #define ROUNDS	    15
 #define COPY_ROUNDS 9
 
-const int kv_bench_device = KV_DEVICE_CUDA;
-
 static void check(cudaError_t e, const char *what)
 {
 	if (e == cudaSuccess)
@@ -19,7 +17,7 @@ static void check(cudaError_t e, const char *what)
 	exit(KV_BENCH_FAILED);
 }
 
-bool kv_bench_device_present(char *ret_name, size_t bytes)
+static bool device_present(char *ret_name, size_t bytes)
 {
 	struct cudaDeviceProp properties;
 	int n = 0;
@@ -31,7 +29,7 @@ bool kv_bench_device_present(char *ret_name, size_t bytes)
 	return true;
 }
 
-void *kv_bench_device_alloc(size_t bytes)
+static void *device_alloc(size_t bytes)
 {
 	void *p;
 
@@ -39,27 +37,27 @@ void *kv_bench_device_alloc(size_t bytes)
 	return p;
 }
 
-void kv_bench_device_free(void *p)
+static void device_free(void *p)
 {
 	check(cudaFree(p), "cudaFree");
 }
 
-void kv_bench_device_put(void *to, const void *from, size_t bytes)
+static void device_put(void *to, const void *from, size_t bytes)
 {
 	check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copy to the device");
 }
 
-void kv_bench_device_get(void *to, const void *from, size_t bytes)
+static void device_get(void *to, const void *from, size_t bytes)
 {
 	check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 	check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy from the device");
 }
 
-void kv_bench_device_tile(void *to, size_t to_bytes, const void *from, size_t from_bytes)
+static void device_tile(void *to, size_t to_bytes, const void *from, size_t from_bytes)
 {
 	size_t done = from_bytes < to_bytes ? from_bytes : to_bytes;
 
-	kv_bench_device_put(to, from, done);
+	device_put(to, from, done);
 	for (size_t n; done < to_bytes; done += n) {
 		n = done < to_bytes - done ? done : to_bytes - done;
 		check(cudaMemcpy((char *)to + done, to, n, cudaMemcpyDeviceToDevice), "copy");
@@ -78,8 +76,8 @@ static double replay(cudaGraphExec_t graph, cudaStream_t stream, cudaEvent_t a, 
 	return ms / 1e3;
 }
 
-int kv_bench_device_time(int (*call)(void *arg, int i, void *stream), void *arg, int n,
-			 double *ret_seconds)
+static int device_time(int (*call)(void *arg, int i, void *stream), void *arg, int n,
+		       double *ret_seconds)
 {
 	double seconds[ROUNDS];
 	cudaGraphExec_t exec;
@@ -112,7 +110,7 @@ int kv_bench_device_time(int (*call)(void *arg, int i, void *stream), void *arg,
 }
 
 /* Eagerly: as a node of a graph the same copy runs at two thirds of the rate. */
-double kv_bench_device_copy(void *to, const void *from, size_t bytes)
+static double device_copy(void *to, const void *from, size_t bytes)
 {
 	double seconds[COPY_ROUNDS];
 	cudaStream_t stream;
@@ -136,3 +134,16 @@ double kv_bench_device_copy(void *to, const void *from, size_t bytes)
 	check(cudaStreamDestroy(stream), "cudaStreamDestroy");
 	return 2 * (double)bytes / kv_bench_median(seconds, COPY_ROUNDS);
 }
+
+const struct kv_bench_device kv_bench_cuda = {
+	.name = "cuda",
+	.device = KV_DEVICE_CUDA,
+	.present = device_present,
+	.alloc = device_alloc,
+	.free = device_free,
+	.put = device_put,
+	.get = device_get,
+	.tile = device_tile,
+	.time = device_time,
+	.copy = device_copy,
+};

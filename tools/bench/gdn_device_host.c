@@ -8,15 +8,13 @@
 
 #define ROUNDS 3
 
-const int kv_bench_device = KV_DEVICE_HOST;
-
-bool kv_bench_device_present(char *ret_name, size_t bytes)
+static bool device_present(char *ret_name, size_t bytes)
 {
 	snprintf(ret_name, bytes, "host");
 	return true;
 }
 
-void *kv_bench_device_alloc(size_t bytes)
+static void *device_alloc(size_t bytes)
 {
 	void *p = calloc(1, bytes ? bytes : 1);
 
@@ -27,22 +25,22 @@ void *kv_bench_device_alloc(size_t bytes)
 	return p;
 }
 
-void kv_bench_device_free(void *p)
+static void device_free(void *p)
 {
 	free(p);
 }
 
-void kv_bench_device_put(void *to, const void *from, size_t bytes)
+static void device_put(void *to, const void *from, size_t bytes)
 {
 	memcpy(to, from, bytes);
 }
 
-void kv_bench_device_get(void *to, const void *from, size_t bytes)
+static void device_get(void *to, const void *from, size_t bytes)
 {
 	memcpy(to, from, bytes);
 }
 
-void kv_bench_device_tile(void *to, size_t to_bytes, const void *from, size_t from_bytes)
+static void device_tile(void *to, size_t to_bytes, const void *from, size_t from_bytes)
 {
 	for (size_t done = 0, n; done < to_bytes; done += n) {
 		n = from_bytes < to_bytes - done ? from_bytes : to_bytes - done;
@@ -50,8 +48,8 @@ void kv_bench_device_tile(void *to, size_t to_bytes, const void *from, size_t fr
 	}
 }
 
-int kv_bench_device_time(int (*call)(void *arg, int i, void *stream), void *arg, int n,
-			 double *ret_seconds)
+static int device_time(int (*call)(void *arg, int i, void *stream), void *arg, int n,
+		       double *ret_seconds)
 {
 	double seconds[ROUNDS];
 
@@ -70,7 +68,7 @@ int kv_bench_device_time(int (*call)(void *arg, int i, void *stream), void *arg,
 	return 0;
 }
 
-double kv_bench_device_copy(void *to, const void *from, size_t bytes)
+static double device_copy(void *to, const void *from, size_t bytes)
 {
 	double seconds[ROUNDS];
 
@@ -82,3 +80,16 @@ double kv_bench_device_copy(void *to, const void *from, size_t bytes)
 	}
 	return 2 * (double)bytes / kv_bench_median(seconds, ROUNDS);
 }
+
+const struct kv_bench_device kv_bench_host = {
+	.name = "host",
+	.device = KV_DEVICE_HOST,
+	.present = device_present,
+	.alloc = device_alloc,
+	.free = device_free,
+	.put = device_put,
+	.get = device_get,
+	.tile = device_tile,
+	.time = device_time,
+	.copy = device_copy,
+};

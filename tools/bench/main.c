@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "tools/bench/bench.h"
+#include "tools/bench/gdn_device.h"
 #include "tools/bench/replay.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -50,6 +51,7 @@ static const struct option options[] = {
 	{"dtype", required_argument, NULL, 'k'},
 	{"layout", required_argument, NULL, 'k'},
 	{"ragged", required_argument, NULL, 'k'},
+	{"device", required_argument, NULL, 'd'},
 	{"batch", required_argument, NULL, 'B'},
 	{"context", required_argument, NULL, 'C'},
 	{"page", required_argument, NULL, 'P'},
@@ -72,6 +74,7 @@ static const char options_help[] =
 	"      --dtype TYPE       of the cache: f32, f16, bf16 (default), e4m3, e5m2\n"
 	"      --layout NAME      nhd (default) or hnd\n"
 	"      --ragged FILE      attention: a length a line, in place of --context\n"
+	"      --device NAME      of kernels: cuda, where the build has it, or host\n"
 	"  -h, --help             this text\n"
 	"  -V, --version          version of kvbench\n"
 	"\n"
@@ -101,6 +104,11 @@ static int parse_count(const struct kv_bench *b, const char *option, const char 
 	return KV_BENCH_DONE;
 }
 
+static const char *device_names(void)
+{
+	return kv_bench_devices[1] ? "cuda or host" : "host (this build has no CUDA)";
+}
+
 /* @ret_letter: 'h' or 'V' if that was asked for. Words are moved behind the options. */
 static int parse_options(struct kv_bench *b, int argc, char **argv, int *ret_letter)
 {
@@ -121,6 +129,12 @@ static int parse_options(struct kv_bench *b, int argc, char **argv, int *ret_let
 		case 'P':
 			status = parse_count(b, "--page", optarg, KV_MAX_BLOCK_TOKENS,
 					     &b->kernel.page);
+			break;
+		case 'd':
+			if (!kv_bench_device_choose(optarg))
+				status = kv_bench_refuse(b, KV_BENCH_USAGE,
+							 "--device: '%s' given, %s expected",
+							 optarg, device_names());
 			break;
 		case 's':
 			b->socket = optarg;
