@@ -7,7 +7,8 @@
  *	m = max x_j; out = v_scale sum e^(x_j - m) v_j / sum e^(x_j - m); lse = m + ln sum e^(x_j - m)
  *	with a sink s: out / (1 + e^(s - lse)), and lse + ln(1 + e^(s - lse)) where it is asked for
  *
- * over the keys j that the row sees, by kernels/visible.h. Keys that it does not see are not read.
+ * over the keys j that the row sees, by kernels/visible.h. Keys that it does not see are not read. Of
+ * latents, k_j is the row [latent | rope] and v_j its latent part.
  */
 #include <errno.h>
 #include <math.h>
@@ -15,6 +16,7 @@
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
 #include "kernels/attention.h"
+#include "kernels/mla.h"
 #include "kernels/visible.h"
 
 /* One row: query head @h of row @t of q and out, of sequence @b. */
@@ -37,6 +39,15 @@ static const void *key_row(const struct kv_attention_args *args, const struct kv
 	return kv_view_row(view, block, j % view->block_tokens, row->kv_head);
 }
 
+/* Element @d of a key's row, before the scale that all elements share. */
+static double element(const struct kv_attention_args *args, const struct kv_view *view,
+		      const void *row, int d)
+{
+	if (kv_mla_is_packed(view))
+		return (double)kv_mla_element(view, row, d, args->latent_dim, args->dtype);
+	return (double)kv_element_load(row, d, view->dtype);
+}
+
 /* What a stored value of key @j is multiplied by. */
 static double scale_of(const struct kv_attention_args *args, const struct kv_view *view,
 		       const struct kv_view *rows, const float *heads, const struct row *row,
@@ -53,12 +64,12 @@ static double scale_of(const struct kv_attention_args *args, const struct kv_vie
 static double score(const struct kv_attention_args *args, const struct row *row, int64_t j)
 {
 	const void *k = key_row(args, &args->k, row, j);
-	int64_t q_at = row->t * args->q_token_stride + row->h * args->k.head_dim;
+	int64_t q_at = row->t * args->q_token_stride + row->h * kv_attention_dim(args);
 	double x = 0;
 
-	for (int d = 0; d < args->k.head_dim; d++)
+	for (int d = 0; d < kv_attention_dim(args); d++)
 		x += (double)kv_element_load(args->q, q_at + d, args->dtype) *
-		     (double)kv_element_load(k, d, args->k.dtype);
+		     element(args, &args->k, k, d);
 	x *= (double)args->sm_scale *
 	     scale_of(args, &args->k, &args->k_row_scales, args->k_scales, row, j);
 	if (args->softcap > 0)
@@ -114,7 +125,7 @@ static void attend(const struct kv_attention_args *args, const struct row *row, 
 		e = exp(x[j] - m);
 		l += e;
 		for (int d = 0; d < args->v.head_dim; d++)
-			sum[d] += e * scale * (double)kv_element_load(v, d, args->v.dtype);
+			sum[d] += e * scale * element(args, &args->v, v, d);
 	}
 	lse = l == 0 ? -INFINITY : m + log(l);
 	factor = sink(args, row, &lse);
@@ -154,9 +165,9 @@ static int attention(const struct kv_attention_args *args)
 const struct kv_attn_backend kv_attn_ref = {
 	.name = "ref",
 	.device = KV_DEVICE_HOST,
-	.caps = {.features = KV_ATTN_EVERYTHING,
+	.caps = {.features = KV_ATTN_EVERYTHING | KV_ATTN_BIT(MLA) | KV_ATTN_BIT(NON_MLA),
 		 .dtypes = 1u << KV_F32 | 1u << KV_F16 | 1u << KV_BF16,
-		 .kv_dtypes = KV_ATTN_ALL_TYPES,
+		 .kv_dtypes = KV_ATTN_ALL_TYPES | 1u << KV_BYTES,
 		 .kinds = 1u << KV_KIND_DECODER | 1u << KV_KIND_ENCODER_ONLY | 1u << KV_KIND_CROSS},
 	.attention = attention,
 	.write = kv_write_ref,

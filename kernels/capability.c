@@ -11,6 +11,7 @@
 #include "include/internal/error.h"
 #include "include/internal/public.h"
 #include "kernels/attention.h"
+#include "kernels/mla.h"
 #include "kernels/view.h"
 
 static const struct {
@@ -210,7 +211,8 @@ void kv_attention_refuse(const struct kv_attention_caps *caps,
 {
 	const uint64_t either = KV_ATTN_BIT(MLA) | KV_ATTN_BIT(SPARSE);
 	uint64_t missing = query->features & ~caps->features;
-	uint64_t unwanted = ~query->features & caps->features & either;
+	/* A table that has the reverse of a feature as well does both. */
+	uint64_t unwanted = ~query->features & caps->features & ~(caps->features >> 1) & either;
 	const uint64_t cp = KV_ATTN_BIT(MLA) | KV_ATTN_BIT(NON_CAUSAL) | KV_ATTN_BIT(DECODE_CP);
 
 	missing &= ~(KV_ATTN_BIT(SHARED_PREFIX) | KV_ATTN_BIT(QUANTIZE) |
@@ -273,6 +275,7 @@ void kv_attention_describe(const struct kv_attention_args *a, struct kv_attentio
 	uint64_t f = 0;
 
 	f |= a->doc_ranges ? KV_ATTN_BIT(BIDIRECTIONAL) : 0;
+	f |= a->latent_dim ? KV_ATTN_BIT(MLA) : 0;
 	f |= a->sinks ? KV_ATTN_BIT(SINKS) : 0;
 	f |= a->k_scales || a->v_scales ? KV_ATTN_BIT(HEAD_SCALES) : 0;
 	f |= a->window_left >= 0 ? KV_ATTN_BIT(WINDOW) : 0;
@@ -292,7 +295,7 @@ void kv_attention_describe(const struct kv_attention_args *a, struct kv_attentio
 	f |= a->lse && a->lse_with_sink ? KV_ATTN_BIT(LSE_WITH_SINK) : 0;
 	f |= a->quantize ? KV_ATTN_BIT(QUANTIZE) : 0;
 	f |= a->out_dtype != a->dtype ? KV_ATTN_BIT(OUT_DTYPE) : 0;
-	if (a->q_token_stride != (int64_t)a->n_heads_q * a->k.head_dim ||
+	if (a->q_token_stride != (int64_t)a->n_heads_q * kv_attention_dim(a) ||
 	    a->out_token_stride != (int64_t)a->n_heads_q * a->v.head_dim ||
 	    a->lse_token_stride != a->n_heads_q || a->lse_head_stride != 1)
 		f |= KV_ATTN_BIT(STRIDES);
@@ -302,7 +305,7 @@ void kv_attention_describe(const struct kv_attention_args *a, struct kv_attentio
 		.dtype = a->dtype,
 		.k_dtype = a->k.dtype,
 		.v_dtype = a->v.dtype,
-		.head_dim_k = a->k.head_dim,
+		.head_dim_k = kv_attention_dim(a),
 		.head_dim_v = a->v.head_dim,
 		.block_tokens = a->k.block_tokens,
 		.layout = layout == layout_of(&a->v) ? layout : KV_ATTN_STRIDED,

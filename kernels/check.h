@@ -13,6 +13,7 @@ int kv_check_dtype(int32_t dtype); /* types that compute: what q, out, key and v
 int kv_check_range(const char *name, int64_t given, int64_t min, int64_t max);
 int kv_check_pointer(const char *name, const void *p, size_t align);
 int kv_check_views(const struct kv_view *k, const struct kv_view *v);
+int kv_mla_check_view(const struct kv_view *view, int32_t latent_dim, int32_t rope_dim);
 
 /* One f32 for each row of @view, or base NULL. */
 int kv_check_row_scales(const char *name, const struct kv_view *scales, const struct kv_view *view);

@@ -9,6 +9,7 @@
 #include "include/internal/error.h"
 #include "kernels/attention.h"
 #include "kernels/check.h"
+#include "kernels/mla.h"
 #include "kernels/view.h"
 
 /* Bytes of a caller that knows no field after `stream`. */
@@ -143,7 +144,7 @@ static int check_second_part(const struct kv_attention_args *a)
 	if (r < 0)
 		return r;
 	r = check_stride("q_token_stride", a->q_token_stride,
-			 (int64_t)a->n_heads_q * a->k.head_dim);
+			 (int64_t)a->n_heads_q * kv_attention_dim(a));
 	if (r < 0)
 		return r;
 	return check_stride("out_token_stride", a->out_token_stride,
@@ -162,7 +163,7 @@ static void fill_in(struct kv_attention_args *a)
 	if (!a->out_dtype)
 		a->out_dtype = a->dtype;
 	if (!a->q_token_stride)
-		a->q_token_stride = (int64_t)a->n_heads_q * a->k.head_dim;
+		a->q_token_stride = (int64_t)a->n_heads_q * kv_attention_dim(a);
 	if (!a->out_token_stride)
 		a->out_token_stride = (int64_t)a->n_heads_q * a->v.head_dim;
 	if (!a->lse_token_stride) {
@@ -204,9 +205,15 @@ static int check_attention_sizes(const struct kv_attention_args *a)
 				"softcap: %g given, 0 (none) or a finite number above 0 "
 				"expected",
 				(double)a->softcap);
-	r = kv_check_views(&a->k, &a->v);
+	r = a->latent_dim ? kv_mla_check_view(&a->k, a->latent_dim, a->rope_dim)
+			  : kv_check_views(&a->k, &a->v);
 	if (r < 0)
 		return r;
+	if (a->k.dtype == KV_BYTES && (a->k_scales || a->k_row_scales.base))
+		return kv_error(-EINVAL, "k_scales, k_row_scales: given, packed rows have their own");
+	if (a->latent_dim && a->sm_scale == 0)
+		return kv_error(-EINVAL, "sm_scale: 0 given; of latent attention it isn't known from the "
+					 "sizes: 1 / sqrt(nope + rope) of the model");
 	if (a->n_heads_q < 1 || a->n_heads_q > KV_MAX_HEADS || a->n_heads_q % a->k.n_heads)
 		return kv_error(-EINVAL,
 				"n_heads_q: %d given, a multiple of k.n_heads (%d) up to %d "
@@ -265,6 +272,17 @@ static int check_attention_pointers(const struct kv_attention_args *a)
 	return kv_check_pointer("block_table", a->block_table, sizeof(*a->block_table));
 }
 
+/* V is a part of K's rows. */
+static void resolve_latent(struct kv_attention_args *a)
+{
+	if (kv_mla_is_packed(&a->k))
+		a->k.scale = 1;
+	a->v = a->k;
+	a->v.head_dim = a->latent_dim;
+	a->v_scales = a->k_scales;
+	a->v_row_scales = a->k_row_scales;
+}
+
 int kv_attention_resolve_sizes(const struct kv_attention_args *args, struct kv_attention_args *ret)
 {
 	struct kv_attention_args a;
@@ -276,6 +294,11 @@ int kv_attention_resolve_sizes(const struct kv_attention_args *args, struct kv_a
 	memset(&a, 0, sizeof(a));
 	memcpy(&a, args, args->size);
 	a.size = sizeof(a);
+	r = kv_check_range("latent_dim", a.latent_dim, 0, 65536);
+	if (r < 0)
+		return r;
+	if (a.latent_dim)
+		resolve_latent(&a);
 	r = kv_check_device(a.device);
 	if (r < 0)
 		return r;

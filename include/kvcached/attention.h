@@ -149,6 +149,9 @@ struct kv_attention_args {
 	int64_t out_token_stride;
 	int64_t lse_token_stride; /* floats; both 0: [T, n_heads_q] */
 	int64_t lse_head_stride;
+	int32_t latent_dim; /* > 0: latent attention (mla.h): k's rows are [latent | rope], V is the
+			     * latent part and v unused; q is [T, n_heads_q, latent_dim + rope_dim] */
+	int32_t rope_dim;
 };
 
 /**

@@ -29,10 +29,10 @@ enum kv_attention_reason {
 	KV_ATTN_BLOCK_TOKENS,
 	KV_ATTN_BIDIRECTIONAL,	/* doc_ranges */
 	KV_ATTN_MLA,		/* latent attention wanted, of a backend for K and V */
-	KV_ATTN_NON_MLA,	/* the reverse */
+	KV_ATTN_NON_MLA,	/* the reverse; can, with MLA: does both */
 	KV_ATTN_SINKS,
 	KV_ATTN_SPARSE,		/* chosen keys wanted, of a backend that reads all */
-	KV_ATTN_NON_SPARSE,	/* the reverse */
+	KV_ATTN_NON_SPARSE,	/* the reverse; can, with SPARSE: does both */
 	KV_ATTN_HEAD_SCALES,	/* k_scales, v_scales */
 	KV_ATTN_CAPABILITY,	/* compute capability of the device */
 	KV_ATTN_KIND,		/* decoder, encoder, cross */

@@ -16,6 +16,7 @@
 #include <kvcached/state.h>
 #include <kvcached/merge.h>
 #include <kvcached/metadata.h>
+#include <kvcached/mla.h>
 #include <kvcached/schedule.h>
 #include <kvcached/rope.h>
 #include <kvcached/stats.h>
