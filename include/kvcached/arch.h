@@ -93,6 +93,7 @@ char *kv_arch_print(const struct kv_arch *model);
  */
 int kv_arch_digest(const struct kv_arch *model, char ret_digest[KV_ARCH_DIGEST_BYTES]);
 
+/* kv_arch_free() - NULL is allowed. Return: NULL. */
 struct kv_arch *kv_arch_free(struct kv_arch *model);
 
 #ifdef __cplusplus

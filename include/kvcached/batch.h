@@ -97,6 +97,7 @@ struct kv_batch *kv_batch_free(struct kv_batch *batch);
 int kv_batch_build(struct kv_batch *batch, const struct kv_batch_item *items, uint32_t n_items,
 		   uint32_t pad_seqs, uint32_t pad_tokens);
 
+/* kv_batch_data() - the arrays of the last build, valid until the next one. Never NULL. */
 const struct kv_batch_data *kv_batch_data(const struct kv_batch *batch);
 
 /**

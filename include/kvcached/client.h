@@ -171,6 +171,7 @@ struct kv_pool_info {
 	uint32_t session;
 };
 
+/* kv_pool_info() - what a pool is. It never changes while the pool is open. */
 void kv_pool_info(const struct kv_pool *pool, struct kv_pool_info *ret);
 
 /* The daemon asks for blocks back: others wait, and this session has more than its share. */

@@ -78,13 +78,16 @@ struct kv_gseq;
  * Return: 0; -EINVAL, the text names group and field; -ENOMEM.
  */
 int kv_groups_new(const struct kv_groups_options *options, struct kv_groups **ret);
+
 /* kv_groups_free() - its sequences must have been freed. NULL is allowed. Return: NULL. */
 struct kv_groups *kv_groups_free(struct kv_groups *groups);
 
 /* kv_groups_unit() - hits are multiples of this many tokens */
 size_t kv_groups_unit(const struct kv_groups *groups);
 
-int kv_gseq_new(struct kv_groups *groups, struct kv_gseq **ret); /* 0 or -ENOMEM */
+/* kv_gseq_new() - an empty sequence in each group. Return: 0 or -ENOMEM. */
+int kv_gseq_new(struct kv_groups *groups, struct kv_gseq **ret);
+
 /* kv_gseq_free() - after @stream's work so far. NULL is allowed. Return: NULL. */
 struct kv_gseq *kv_gseq_free(struct kv_gseq *seq, void *stream);
 
@@ -143,6 +146,7 @@ int kv_gseq_publish(struct kv_gseq *seq, void *stream);
  */
 int kv_gseq_done(struct kv_gseq *seq, size_t n_tokens, void *stream);
 
+/* kv_gseq_len() - tokens in the sequence: found in the cache, or appended */
 size_t kv_gseq_len(const struct kv_gseq *seq);
 
 /**

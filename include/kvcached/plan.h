@@ -79,7 +79,7 @@ struct kv_plan_options {
  */
 int kv_plan_option(struct kv_plan_options *options, const char *name, const char *value);
 
-/* "split", "fp8"; "?" */
+/* kv_plan_layout_name(), kv_plan_kv_type_name() - "split", "fp8"; "?" of what is none */
 const char *kv_plan_layout_name(uint32_t layout);
 const char *kv_plan_kv_type_name(uint32_t kv_type);
 
@@ -173,6 +173,7 @@ int kv_plan_groups(const struct kv_plan_group *groups, uint32_t n_groups,
 		   const struct kv_plan_component *components, uint32_t n_components,
 		   const struct kv_plan_options *options, struct kv_plan **ret_plan);
 
+/* kv_plan_free() - NULL is allowed. Return: NULL. */
 struct kv_plan *kv_plan_free(struct kv_plan *plan);
 
 /* kv_plan_check() - verify every equation of the plan. Return: 0; -EUCLEAN: the text says which. */
@@ -204,7 +205,7 @@ int kv_plan_pool_layout(const struct kv_plan *plan, uint32_t pool, struct kv_com
  */
 int kv_plan_local_heads(uint32_t n_heads, uint32_t tp, uint32_t *ret_heads);
 
-/* The first head that @rank holds. */
+/* kv_plan_first_head() - the first head that @rank holds */
 uint32_t kv_plan_first_head(uint32_t n_heads, uint32_t tp, uint32_t rank);
 
 /* A device as one rank of a client sees it. */

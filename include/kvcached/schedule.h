@@ -121,6 +121,8 @@ int kv_local_chunks(const int32_t *query_start_loc, const int32_t *seq_lens, int
 		    const int32_t *block_table, int32_t table_width, int32_t block_tokens,
 		    int32_t chunk, int32_t *ret_query_start_loc, int32_t *ret_seq_lens,
 		    int32_t *ret_rows);
+
+/* kv_local_chunks_bound() - how many sequences kv_local_chunks() may make of these */
 int64_t kv_local_chunks_bound(const int32_t *query_start_loc, int32_t n_seqs, int32_t chunk);
 
 /**

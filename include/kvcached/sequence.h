@@ -125,9 +125,12 @@ int kv_seq_rollback(struct kv_seq *seq, size_t n_tokens, void *stream);
  */
 int kv_seq_publish(struct kv_seq *seq, void *stream);
 
+/* kv_seq_len(), kv_seq_capacity() - tokens in it, and tokens its blocks have room for */
 size_t kv_seq_len(const struct kv_seq *seq);
 size_t kv_seq_capacity(const struct kv_seq *seq);
-const int32_t *kv_seq_tokens(const struct kv_seq *seq); /* [len]; valid until the next append */
+
+/* kv_seq_tokens() - [len], found and appended; valid until the next append */
+const int32_t *kv_seq_tokens(const struct kv_seq *seq);
 
 /* kv_seq_blocks() - ids in order, valid until the next call for this sequence. Return: how many. */
 size_t kv_seq_blocks(const struct kv_seq *seq, const kv_block_id **ret);
