@@ -216,3 +216,11 @@ uint32_t kv_books_move_end(struct kv_books *b, const struct kv_books_move *moves
 		rename_in_order(b);
 	return done;
 }
+
+void kv_books_move_forget(struct kv_books *b)
+{
+	for (int32_t id = 0; b->n_moving && (uint32_t)id < b->head->id_limit; id++) {
+		if (b->books[id].state == KV_BLOCK_MOVING)
+			undo(b, id);
+	}
+}

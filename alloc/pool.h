@@ -125,6 +125,7 @@ uint64_t kv_books_saved_bytes(uint32_t id_limit);
 struct kv_books_found {
 	bool live[KV_MAX_SESSIONS];	   /* slots with a session; what others lease is free */
 	uint64_t granted[KV_MAX_SESSIONS]; /* of live slots: how many blocks were posted to it */
+	bool moving;			   /* what was being copied to may still be written */
 	uint32_t n_unposted;		   /* result: leased, but not posted: free again */
 	uint32_t n_dropped;		   /* result: cached, and in doubt: free, or out of reach */
 	uint32_t n_mirrored;		   /* result: descriptors that said something else */
@@ -137,8 +138,8 @@ struct kv_books_found {
  * kv_books_rebuild() - go on with books that another process left, at whatever instruction
  *
  * After kv_books_init_in(), kv_books_set_extents(), and kv_space_own() for each extent of the pool.
- * Blocks of those extents that are absent stay so. Return: 0; -ENOMEM; -EPROTO if it isn't such
- * memory.
+ * Blocks of those extents that are absent stay so, and with @found->moving those that are MOVING until
+ * kv_books_move_forget(). Return: 0; -ENOMEM; -EPROTO if it isn't such memory.
  */
 int kv_books_rebuild(struct kv_books *b, struct kv_books_found *found);
 
@@ -222,6 +223,8 @@ uint32_t kv_books_move_plan(struct kv_books *b, uint32_t n_extents, struct kv_bo
  */
 uint32_t kv_books_move_end(struct kv_books *b, const struct kv_books_move *moves, uint32_t n,
 			   bool copied);
+/* kv_books_move_forget() - nobody copies any more: all that is MOVING is free */
+void kv_books_move_forget(struct kv_books *b);
 
 /* kv_books_least() - expected uses of the block that would go first. False: none can go. */
 bool kv_books_least(struct kv_books *b, double *ret_uses);

@@ -101,6 +101,10 @@ static void resolve(struct kv_books *b, int32_t id, struct kv_books_found *found
 		return;
 	case KV_BLOCK_FREE:
 		return;
+	case KV_BLOCK_MOVING:
+		if (found->moving)
+			return;
+		/* fall through */
 	default:
 		move(b, id, KV_BLOCK_FREE);
 	}
@@ -162,6 +166,9 @@ static void account(struct kv_books *b, int32_t id, struct kv_books_found *found
 		break;
 	case KV_BLOCK_QUARANTINED:
 		b->n_quarantined++;
+		break;
+	case KV_BLOCK_MOVING:
+		b->n_moving++;
 		break;
 	case KV_BLOCK_CACHED:
 		b->n_cached++;

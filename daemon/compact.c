@@ -20,6 +20,7 @@
 #define HOST_BATCH   ((uint64_t)64 << 20)
 #define DEVICE_BATCH ((uint64_t)512 << 20)
 #define PAUSE	     (5 * KV_MSEC)
+#define MOVER_PAUSE  (100 * KV_MSEC) /* while one has yet to end */
 
 struct kv_compaction {
 	struct kv_pool *pool; /* NULL: none, or it has ended meanwhile */
@@ -72,11 +73,23 @@ static void make_message(struct kv_compaction *c)
 	}
 }
 
+/* Movers that are being killed do nothing more, and may take their time to end. */
+static bool has_movers(const struct kv_pool *pool)
+{
+	for (uint32_t g = 0; g < pool->daemon->n_gpus; g++) {
+		if (pool->gpu_mask >> g & 1 && kv_mover_is_ending(pool->daemon->gpus[g].mover))
+			return false;
+	}
+	return true;
+}
+
 /* Return: whether a batch has begun. */
 static bool begin(struct kv_compaction *c, struct kv_pool *pool, uint32_t n_extents)
 {
 	uint32_t most = batch_blocks(pool), least = least_blocks(pool);
 
+	if (!has_movers(pool))
+		return false;
 	c->n = kv_books_move_plan(&pool->books, n_extents, c->moves, most > least ? most : least,
 				  &c->n_empty);
 	if (!c->n)
@@ -111,6 +124,10 @@ static void go_on(void *arg)
 		return;
 	if (!kv_link_is_alone(&d->queue) || now < c->not_before) {
 		kv_timer_set(c->timer, now < c->not_before ? c->not_before - now : PAUSE);
+		return;
+	}
+	if (!has_movers(pool)) {
+		kv_timer_set(c->timer, MOVER_PAUSE);
 		return;
 	}
 	if (!begin(c, pool, pool->compact_extents)) {
@@ -193,6 +210,28 @@ void kv_compact_forget(struct kv_pool *pool)
 	pool->compact_extents = 0;
 	if (c && c->pool == pool)
 		c->pool = NULL;
+}
+
+bool kv_compact_has_former(const struct kv_daemon *d, uint32_t gpu_mask)
+{
+	for (uint32_t g = 0; g < d->n_gpus; g++) {
+		if (gpu_mask >> g & 1 && kv_mover_is_former(d->gpus[g].mover) &&
+		    kv_mover_is_ending(d->gpus[g].mover))
+			return true;
+	}
+	return false;
+}
+
+void kv_compact_former_ended(struct kv_daemon *d)
+{
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
+
+		if (pool->has_former_moves && !kv_compact_has_former(d, pool->gpu_mask)) {
+			pool->has_former_moves = false;
+			kv_books_move_forget(&pool->books);
+		}
+	}
 }
 
 void kv_compact_stop(struct kv_daemon *d)

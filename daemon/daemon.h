@@ -140,6 +140,7 @@ struct kv_pool {
 	uint32_t compact_extents; /* an operator asked for so many to run empty; 0: it is over */
 	uint64_t compact_rate;	  /* bytes a second, 0: as fast as it goes */
 	uint64_t compacted_bytes;
+	bool has_former_moves; /* MOVING blocks that a dead worker's mover may still write to */
 	uint64_t exhausted_in; /* the round in which it had nothing more to give */
 	bool must_press;	/* the last request found no room, not even by calling leases back, */
 	uint32_t wanted_blocks; /* and was for so many */
@@ -272,6 +273,10 @@ bool kv_compact_runs(const struct kv_daemon *d);
 const struct kv_mover_copy *kv_compact_job(struct kv_daemon *d, uint32_t gpu);
 void kv_compact_done(struct kv_daemon *d, uint32_t gpu, bool ok);
 void kv_compact_forget(struct kv_pool *pool); /* it ends */
+/* kv_compact_former_ended() - a dead worker's mover has: what it was copying to is free, if all have */
+void kv_compact_former_ended(struct kv_daemon *d);
+/* Does a dead worker's mover still run on a device of @gpu_mask? */
+bool kv_compact_has_former(const struct kv_daemon *d, uint32_t gpu_mask);
 void kv_compact_stop(struct kv_daemon *d); /* nothing more begins, what is under way is for nothing */
 void kv_compact_end(struct kv_daemon *d);
 
@@ -331,8 +336,14 @@ void kv_capacity_release(struct kv_pool *pool);	/* all extents of a pool that en
 void kv_capacity_magazines(struct kv_pool *pool);
 
 /* mover.c */
+/* kv_mover_start() - one for @gpu; where a former one has yet to end, then. 0; negative */
 int kv_mover_start(struct kv_daemon *d, uint32_t gpu);
+/* kv_mover_adopt() - a dead worker's, that was killed and may not have ended; @pidfd is taken over */
+int kv_mover_adopt(struct kv_daemon *d, uint32_t gpu, pid_t pid, int pidfd);
 void kv_mover_stop(struct kv_gpu_unit *gpu);
+/* Was it killed, and may still be writing to what it was given? A dead worker's, or this one's own. */
+bool kv_mover_is_ending(const struct kv_mover *mover);
+bool kv_mover_is_former(const struct kv_mover *mover);
 void kv_mover_scrub(struct kv_daemon *d); /* give idle movers dirty extents */
 uint64_t kv_mover_pid(const struct kv_mover *mover);
 /* kv_mover_error() - why the last one failed; "" since a job has succeeded */

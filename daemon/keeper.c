@@ -2,7 +2,7 @@
 /*
  * The keeper process; keeper.h says what it is for and how deposits are ordered.
  *
- *   worker ends --> its packets are read to the end --> its movers are killed, and waited for
+ *   worker ends --> its packets are read to the end --> its movers are killed
  *               --> (a delay, if workers die too often) --> another is started --> READY
  *
  * Delays: a worker that had served is replaced at once, RESTARTS_AT_ONCE times in a row and then
@@ -38,7 +38,6 @@
 #define READY_WAIT (60 * KV_SEC)
 #define STOP_WAIT  (30 * KV_SEC)
 #define CHILD_WAIT (10 * KV_SEC)
-#define MOVER_WARN (10 * KV_SEC)
 
 struct keeper {
 	char **argv; /* of workers: argv[2] is the number of their socket */
@@ -55,7 +54,7 @@ struct keeper {
 	int64_t started_ns;
 	uint32_t restarts, n_failures, n_given_up;
 	uint32_t at_once; /* restarts left that need no delay */
-	int64_t refilled_ns, start_ns, mover_warn_ns;
+	int64_t refilled_ns, start_ns;
 	bool stopping;
 	int64_t stop_ns;
 	int status; /* to exit with */
@@ -294,7 +293,6 @@ static void worker_ended(struct keeper *k, int status)
 	k->restarts += k->ready;
 	k->worker = 0;
 	k->start_ns = now + delay;
-	k->mover_warn_ns = now + MOVER_WARN;
 	for (struct kv_deposit *d = NULL;
 	     (d = kv_deposits_find(&k->deposits, d, KV_DEPOSIT_MOVER));)
 		syscall(SYS_pidfd_send_signal, d->fds[0], SIGKILL, NULL, 0);
@@ -336,34 +334,11 @@ static void read_signals(struct keeper *k)
 	reap(k);
 }
 
-/* Forgets those that have ended. True: none is left. */
-static bool movers_have_ended(struct keeper *k)
-{
-	struct kv_deposit *d = NULL, *next;
-
-	for (d = kv_deposits_find(&k->deposits, NULL, KV_DEPOSIT_MOVER); d; d = next) {
-		struct pollfd p = {.fd = d->fds[0], .events = POLLIN};
-
-		next = kv_deposits_find(&k->deposits, d, KV_DEPOSIT_MOVER);
-		if (poll(&p, 1, 0) == 1)
-			kv_deposit_free(d);
-	}
-	return !kv_deposits_find(&k->deposits, NULL, KV_DEPOSIT_MOVER);
-}
-
 /* Between two workers. Return: ms until it should be called again. */
 static int wait_to_start(struct keeper *k)
 {
 	int64_t now = kv_now();
 
-	if (!movers_have_ended(k)) {
-		if (now >= k->mover_warn_ns) {
-			kv_log(KV_LOG_WARN, "a mover was killed and has not ended yet: no worker "
-			       "is started before");
-			k->mover_warn_ns = now + MOVER_WARN;
-		}
-		return 1; /* rare, short: 0 to 80 ms with a context of CUDA */
-	}
 	if (now < k->start_ns)
 		return (int)((k->start_ns - now) / KV_MSEC) + 1;
 	start_worker(k);

@@ -26,8 +26,9 @@
  * So a thing that the journal names is always there, complete.
  *
  * MOVER is a deposit of another sort: the pidfd of a process that writes to an arena for the worker.
- * It is made before that process is given an arena. Another worker is not started before all of
- * them have ended: nothing of the old one writes to memory that the new one hands out.
+ * It is made before that process is given an arena. When the worker ends they are killed, which
+ * may take one in a call of the driver seconds: the next worker, which is not kept waiting for that,
+ * finds those that have not ended, and hands out nothing that they may be writing to (mover.c).
  *
  * The end: SIGTERM, SIGINT, SIGHUP stop the worker, then the keeper ends; with it all memory that
  * no client maps. A keeper that is killed is seen by the worker as the end of their socket: it stops,
@@ -58,8 +59,10 @@ enum kv_deposit_kind {
 	KV_DEPOSIT_OWNER = 3,	/* id: number of the device; fds: pidfd, socket of an ipc owner */
 	KV_DEPOSIT_POOL = 4,	/* id: the pool's; fds: index, index for reading, blocks, books */
 	KV_DEPOSIT_SESSION = 5, /* id: the session's; fds: session pages, pidfd of its client */
-	KV_DEPOSIT_MOVER = 6,	/* id: pid; fd: pidfd */
+	KV_DEPOSIT_MOVER = 6,	/* id: KV_DEPOSIT_MOVER_ID(); fd: pidfd */
 };
+
+#define KV_DEPOSIT_MOVER_ID(gpu, pid) ((uint64_t)(gpu) << 32 | (uint32_t)(pid))
 
 /* Every packet, both ways. */
 struct kv_keeper_msg {

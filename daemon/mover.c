@@ -2,9 +2,18 @@
 /*
  * The worker's side of a mover: starting it, giving it dirty extents to zero, and starting another when
  * it dies. What a dead mover was zeroing is dirty again: nothing is handed out half done.
+ *
+ *	spawn -> starting -> ready <-> at work       failed or overdue: killed
+ *	  ^                                                    |
+ *	  +--- pause, longer while nothing succeeds <-- ended (its pidfd says so)
+ *
+ * A process in a call of the driver ends when that returns, which may take it seconds. Nobody waits for
+ * that: until then only what it was writing to stays out of use, and no other is started. So it is
+ * also with the mover of a worker that has died, which the keeper kills and the next worker finds.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,15 +38,22 @@
 #define MOST_DOUBLINGS 6u /* of the delay, while nothing succeeds */
 /* A mover that says nothing for so long is taken for dead. */
 #define JOB_WAIT (30 * KV_SEC)
+/* How often it is said that one that was killed has not ended. */
+#define END_WARN (10 * KV_SEC)
 
 struct kv_mover {
 	struct kv_daemon *daemon;
 	uint32_t gpu;
-	pid_t pid;
-	int fd;
-	struct kv_watch *watch;
-	struct kv_timer *timer; /* job overdue, or time to start another */
+	pid_t pid; /* 0: none runs */
+	int fd, pidfd;
+	struct kv_watch *watch, *end_watch;
+	struct kv_timer *timer; /* job overdue, time to start another, or to say that it doesn't end */
 	bool ready;
+	bool ending;	  /* it was killed, and has yet to end */
+	bool is_former;	  /* it was another worker's, that has died */
+	uint32_t n_sent;  /* descriptors of the arena that it has been sent */
+	int64_t pause;	  /* before another is started */
+	int64_t ended_ns; /* when it was killed */
 	uint64_t number;	/* of the job under way */
 	uint32_t first, n;	/* extents being zeroed; n = 0: none */
 	bool copying;		/* a batch of compact.c */
@@ -46,22 +62,25 @@ struct kv_mover {
 	char error[96];	     /* the last one; "": none since */
 };
 
-static int send_arena(int fd, const struct kv_arena *arena)
+static void failed(struct kv_mover *m, const char *why);
+
+/* As much of the arena as its queue takes: it may take a while until it reads. 0; -EAGAIN; negative */
+static int send_arena(struct kv_mover *m)
 {
+	const struct kv_arena *arena = m->daemon->gpus[m->gpu].arena;
 	struct kv_mover_arena part = { .export = arena->export };
-	uint32_t done = 0;
 
 	do {
-		uint32_t left = arena->export.n_fds - done;
+		uint32_t left = arena->export.n_fds - m->n_sent;
 		int r;
 
-		part.first_fd = done;
+		part.first_fd = m->n_sent;
 		part.n_fds = left < KV_WIRE_MAX_FDS ? left : KV_WIRE_MAX_FDS;
-		r = kv_socket_send(fd, &part, sizeof(part), arena->fds + done, part.n_fds, 0);
+		r = kv_socket_send(m->fd, &part, sizeof(part), arena->fds + m->n_sent, part.n_fds, 1);
 		if (r < 0)
 			return r;
-		done += part.n_fds;
-	} while (done < arena->export.n_fds);
+		m->n_sent += part.n_fds;
+	} while (m->n_sent < arena->export.n_fds);
 	return 0;
 }
 
@@ -85,14 +104,29 @@ static void run_child(int fd, pid_t parent)
 /* Before it is given an arena the keeper can tell when it has ended: keeper.h. */
 static int deposit(struct kv_mover *m)
 {
-	kv_cleanup(kv_closep) int pidfd = (int)syscall(SYS_pidfd_open, m->pid, 0);
-
-	if (pidfd < 0)
-		return -errno;
-	return kv_keeping_put(&m->daemon->keeping, KV_DEPOSIT_MOVER, (uint64_t)m->pid, &pidfd, 1);
+	return kv_keeping_put(&m->daemon->keeping, KV_DEPOSIT_MOVER,
+			      KV_DEPOSIT_MOVER_ID(m->gpu, m->pid), &m->pidfd, 1);
 }
 
 static void on_message(uint32_t events, void *arg);
+static void on_end(uint32_t events, void *arg);
+
+static int watch_end(struct kv_mover *m)
+{
+	return kv_loop_watch(m->daemon->loop, m->pidfd, KV_LOOP_IN, on_end, m, &m->end_watch);
+}
+
+/* Watches the socket, for room in its queue as long as there is something to send. */
+static int begin_sending(struct kv_mover *m)
+{
+	int r = send_arena(m);
+	bool more = r == -EAGAIN || r == -ETOOMANYREFS;
+
+	if (r < 0 && !more)
+		return r;
+	return kv_loop_watch(m->daemon->loop, m->fd, KV_LOOP_IN | (more ? KV_LOOP_OUT : 0),
+			     on_message, m, &m->watch);
+}
 
 static int spawn(struct kv_mover *m)
 {
@@ -107,28 +141,35 @@ static int spawn(struct kv_mover *m)
 	r = m->pid < 0 ? -errno : 0;
 	kv_close(pair[1]);
 	m->fd = pair[0];
+	m->n_sent = 0;
+	m->ready = m->is_former = false;
+	if (r < 0) {
+		m->pid = 0;
+		return r;
+	}
+	m->pidfd = (int)syscall(SYS_pidfd_open, m->pid, 0);
+	r = m->pidfd < 0 ? -errno : watch_end(m);
 	if (!r)
 		r = deposit(m);
 	if (!r)
-		r = send_arena(m->fd, m->daemon->gpus[m->gpu].arena);
-	if (!r)
-		r = kv_loop_watch(m->daemon->loop, m->fd, KV_LOOP_IN, on_message, m, &m->watch);
-	m->ready = false;
+		r = begin_sending(m);
 	kv_timer_set(m->timer, JOB_WAIT);
 	return r;
 }
 
-static void end(struct kv_mover *m)
+/* It is gone: what it was at is not done, and nobody writes there any more. */
+static void ended(struct kv_mover *m)
 {
-	m->watch = kv_watch_free(m->watch);
-	m->fd = kv_close(m->fd);
+	m->end_watch = kv_watch_free(m->end_watch);
+	m->pidfd = kv_close(m->pidfd);
 	if (m->pid > 0) {
-		kill(m->pid, SIGKILL);
-		waitpid(m->pid, NULL, 0);
-		kv_keeping_drop(&m->daemon->keeping, KV_DEPOSIT_MOVER, (uint64_t)m->pid);
+		if (!m->is_former)
+			waitpid(m->pid, NULL, 0);
+		kv_keeping_drop(&m->daemon->keeping, KV_DEPOSIT_MOVER,
+				KV_DEPOSIT_MOVER_ID(m->gpu, m->pid));
 	}
 	m->pid = 0;
-	m->ready = false;
+	m->ending = false;
 	if (m->n)
 		kv_extents_scrub_failed(&m->daemon->extents, m->gpu, m->first, m->n);
 	m->n = 0;
@@ -136,6 +177,21 @@ static void end(struct kv_mover *m)
 		m->copying = false;
 		kv_compact_done(m->daemon, m->gpu, false);
 	}
+	if (m->is_former)
+		kv_compact_former_ended(m->daemon);
+	kv_timer_set(m->timer, m->pause);
+}
+
+/* Says no more to it, and hears no more of it. */
+static void kill_it(struct kv_mover *m)
+{
+	m->watch = kv_watch_free(m->watch);
+	m->fd = kv_close(m->fd);
+	m->ready = false;
+	if (m->pidfd >= 0)
+		syscall(SYS_pidfd_send_signal, m->pidfd, SIGKILL, NULL, 0);
+	else if (m->pid > 0)
+		kill(m->pid, SIGKILL);
 }
 
 static void failed(struct kv_mover *m, const char *why)
@@ -146,8 +202,36 @@ static void failed(struct kv_mover *m, const char *why)
 	/* One that was killed while it had nothing to do says nothing of the device. */
 	m->n_failures += !m->ready || m->n;
 	snprintf(m->error, sizeof(m->error), "%s", why);
-	end(m);
-	kv_timer_set(m->timer, RESTART_DELAY << doublings);
+	m->pause = RESTART_DELAY << doublings;
+	kill_it(m);
+	m->ending = true;
+	m->ended_ns = kv_now();
+	/* Without a watch nobody would hear of its end: there was no descriptor for one, or no memory. */
+	if (!m->end_watch)
+		ended(m);
+	else
+		kv_timer_set(m->timer, END_WARN);
+}
+
+static void on_end(uint32_t events, void *arg)
+{
+	struct kv_mover *m = arg;
+
+	(void)events;
+	if (!m->ending)
+		failed(m, "it ended");
+	if (m->ending)
+		ended(m);
+	kv_capacity_serve(m->daemon);
+}
+
+static void say_that_it_stays(struct kv_mover *m)
+{
+	snprintf(m->error, sizeof(m->error), "process %d was killed %lld s ago and has not ended",
+		 m->pid, (long long)((kv_now() - m->ended_ns) / KV_SEC));
+	kv_log(KV_LOG_WARN, "mover of device %u: %s; what it was zeroing or copying to stays out of "
+	       "use, and no other is started", m->gpu, m->error);
+	kv_timer_set(m->timer, END_WARN);
 }
 
 static void overdue(void *arg)
@@ -155,6 +239,10 @@ static void overdue(void *arg)
 	struct kv_mover *m = arg;
 	int r;
 
+	if (m->ending) {
+		say_that_it_stays(m);
+		return;
+	}
 	if (m->pid) {
 		failed(m, "no answer in 30 s");
 		return;
@@ -248,35 +336,90 @@ static void on_message(uint32_t events, void *arg)
 {
 	struct kv_mover *m = arg;
 	uint64_t start = kv_thread_ns();
+	int r;
 
-	(void)events;
+	if (events & KV_LOOP_OUT) {
+		r = send_arena(m);
+		if (!r)
+			r = kv_watch_events(m->watch, KV_LOOP_IN);
+		if (r < 0 && r != -EAGAIN && r != -ETOOMANYREFS) {
+			failed(m, strerror(-r));
+			return;
+		}
+	}
 	on_answer(m);
 	m->daemon->moving_ns += kv_thread_ns() - start;
 	kv_capacity_serve(m->daemon);
 }
 
-int kv_mover_start(struct kv_daemon *d, uint32_t gpu)
+static int mover_new(struct kv_daemon *d, uint32_t gpu)
 {
 	struct kv_mover *m = calloc(1, sizeof(*m));
-	int r;
 
 	if (!m)
 		return -ENOMEM;
 	m->daemon = d;
 	m->gpu = gpu;
-	m->fd = -1;
+	m->fd = m->pidfd = -1;
 	d->gpus[gpu].mover = m;
-	r = kv_timer_new(d->loop, overdue, m, &m->timer);
-	return r < 0 ? r : spawn(m);
+	return kv_timer_new(d->loop, overdue, m, &m->timer);
 }
 
+int kv_mover_start(struct kv_daemon *d, uint32_t gpu)
+{
+	int r;
+
+	if (d->gpus[gpu].mover) /* the former one has yet to end */
+		return 0;
+	r = mover_new(d, gpu);
+	return r < 0 ? r : spawn(d->gpus[gpu].mover);
+}
+
+int kv_mover_adopt(struct kv_daemon *d, uint32_t gpu, pid_t pid, int pidfd)
+{
+	kv_cleanup(kv_closep) int fd = pidfd;
+	struct pollfd end = { .fd = fd, .events = POLLIN };
+	struct kv_mover *m;
+	int r;
+
+	if (gpu >= d->n_gpus || d->gpus[gpu].mover || poll(&end, 1, 0) == 1) {
+		kv_keeping_drop(&d->keeping, KV_DEPOSIT_MOVER, KV_DEPOSIT_MOVER_ID(gpu, pid));
+		return 0;
+	}
+	r = mover_new(d, gpu);
+	if (r < 0)
+		return r;
+	m = d->gpus[gpu].mover;
+	m->pid = pid;
+	m->pidfd = kv_steal_fd(&fd);
+	m->ending = m->is_former = true;
+	m->ended_ns = kv_now();
+	kv_timer_set(m->timer, END_WARN);
+	return watch_end(m);
+}
+
+bool kv_mover_is_ending(const struct kv_mover *m)
+{
+	return m && m->ending;
+}
+
+bool kv_mover_is_former(const struct kv_mover *m)
+{
+	return m && m->is_former;
+}
+
+/* The keeper, who has its pidfd, sees to it that it has ended before this one's memory is used. */
 void kv_mover_stop(struct kv_gpu_unit *gpu)
 {
-	if (!gpu->mover)
+	struct kv_mover *m = gpu->mover;
+
+	if (!m)
 		return;
-	end(gpu->mover);
-	kv_timer_free(gpu->mover->timer);
-	free(gpu->mover);
+	kill_it(m);
+	kv_watch_free(m->end_watch);
+	kv_close(m->pidfd);
+	kv_timer_free(m->timer);
+	free(m);
 	gpu->mover = NULL;
 }
 

@@ -115,6 +115,18 @@ static int take_arenas(struct kv_daemon *d)
 	return 0;
 }
 
+/* The keeper has killed them. Those that have not ended may still write to what they were given. */
+static int take_movers(struct kv_daemon *d)
+{
+	struct kv_deposit *deposit = NULL;
+	int r = 0;
+
+	while (!r && (deposit = kv_deposits_find(&d->keeping.found, deposit, KV_DEPOSIT_MOVER)))
+		r = kv_mover_adopt(d, (uint32_t)(deposit->id >> 32), (pid_t)(uint32_t)deposit->id,
+				   kv_steal_fd(&deposit->fds[0]));
+	return r < 0 ? kv_error(r, "the mover of a worker before: %s", strerror(-r)) : 0;
+}
+
 /* Those that don't count are let go of: they were just being made, or ending. */
 static int take_pools(struct kv_daemon *d)
 {
@@ -186,6 +198,8 @@ static int rebuild_pool(struct kv_pool *pool)
 	struct kv_session_record *sessions = pool->record->sessions;
 	int r = found ? 0 : -ENOMEM;
 
+	if (found)
+		found->moving = kv_compact_has_former(pool->daemon, pool->gpu_mask);
 	/* Each session that is taken over says so for itself. */
 	memset(pool->head->live, 0, sizeof(pool->head->live));
 	for (uint32_t i = 0; !r && i < KV_MAX_SESSIONS; i++) {
@@ -196,6 +210,7 @@ static int rebuild_pool(struct kv_pool *pool)
 	}
 	if (!r)
 		r = kv_capacity_adopt(pool, found);
+	pool->has_former_moves = pool->books.n_moving;
 	if (r < 0)
 		return kv_error(r, "pool '%s': %s", pool->name, strerror(-r));
 	for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++) {
@@ -269,6 +284,8 @@ int kv_rebuild(struct kv_daemon *d)
 
 	if (!r)
 		r = take_arenas(d);
+	if (!r)
+		r = take_movers(d);
 	if (!r)
 		r = take_pools(d);
 	if (r < 0)
