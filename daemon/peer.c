@@ -131,7 +131,8 @@ static void handle_hello(struct kv_peer *peer, const void *data)
 	struct kv_daemon *d = peer->daemon;
 	struct kv_msg_welcome reply = { .client_id = peer->id,
 					.boot_nonce = d->boot_nonce,
-					.n_gpus = d->n_gpus };
+					.n_gpus = d->n_gpus,
+					.shm_abi = KV_SHM_ABI };
 
 	if (!is_text(msg->name, sizeof(msg->name)) || !is_text(msg->version, sizeof(msg->version))) {
 		kv_peer_error(peer, msg->head.tag, -EINVAL, "hello: name and version must end");

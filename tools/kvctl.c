@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +28,8 @@ struct command {
 	const char *object;
 	const char *command; /* NULL: the object alone is the command */
 	const char
-		*args; /* "NAME" must be there, "[NAME]" may; "..." takes all, options included */
+		*args; /* "NAME" must be there, "[NAME]" may, "[NAME...]" any number of times;
+			* "..." takes all, options included */
 	const char *help;
 	int (*run)(struct kv_ctl *ctl, int argc, char **argv);
 };
@@ -54,6 +56,8 @@ static const struct command commands[] = {
 	 kv_cmd_plan},
 	{"check", NULL, "", "let the daemon prove its books; exit status 1 if they don't balance",
 	 kv_cmd_check},
+	{"doctor", NULL, "[PROBE...]", "what this machine lacks, and what to change; needs no daemon",
+	 kv_cmd_doctor},
 	{"restart-worker", NULL, "...", "another worker takes over: [--binary PATH], a newer program",
 	 kv_cmd_restart},
 	{"ping", NULL, "[COUNT]", "time round trips to the daemon", kv_cmd_ping},
@@ -77,7 +81,7 @@ static const char options_help[] =
 	"  -h, --help             this text; behind an object, its commands\n"
 	"  -V, --version          version of kvctl\n"
 	"\n"
-	"Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon.\n";
+	"Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon, 4 warnings of doctor.\n";
 
 int64_t kv_ctl_now(void)
 {
@@ -193,7 +197,9 @@ int kv_ctl_size(const char *text, uint64_t *ret)
 
 static bool takes_all(const struct command *c)
 {
-	return strstr(c->args, "...");
+	const char *dots = strstr(c->args, "...");
+
+	return dots && dots[3] != ']';
 }
 
 static bool takes_its_own(const char *object, const char *command)
@@ -209,9 +215,11 @@ static void count_args(const struct command *c, int *ret_min, int *ret_max)
 {
 	*ret_min = *ret_max = 0;
 	for (const char *word = c->args; *word; word += strspn(word, " ")) {
-		++*ret_max;
+		size_t n = strcspn(word, " ");
+
 		*ret_min += *word != '[';
-		word += strcspn(word, " ");
+		*ret_max = n > 4 && !strncmp(word + n - 4, "...]", 4) ? INT_MAX : *ret_max + 1;
+		word += n;
 	}
 }
 
@@ -315,7 +323,8 @@ static int parse_timeout(struct kv_ctl *ctl, const char *text)
 		return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
 				     "--timeout: '%s' given, seconds above 0 up to %d expected",
 				     text, MAX_TIMEOUT_S);
-	ctl->deadline = kv_ctl_now() + (int64_t)(seconds * KV_SEC);
+	ctl->limit_ns = (int64_t)(seconds * KV_SEC);
+	ctl->deadline = kv_ctl_now() + ctl->limit_ns;
 	return KV_EXIT_DONE;
 }
 

@@ -21,6 +21,7 @@ enum kv_exit {
 	KV_EXIT_FAILED = 1, /* refused, or failed */
 	KV_EXIT_USAGE = 2,
 	KV_EXIT_NO_DAEMON = 3,
+	KV_EXIT_WARNED = 4, /* doctor: nothing fails, something is to be looked at */
 };
 
 struct kv_ctl {
@@ -28,6 +29,7 @@ struct kv_ctl {
 	const char *socket; /* as given, or the default; set by kv_ctl_connect() */
 	char default_socket[KV_SOCKET_PATH_MAX];
 	int64_t deadline;	  /* of the whole command, CLOCK_MONOTONIC, ns */
+	int64_t limit_ns;	  /* --timeout; 0: not given */
 	int64_t watch_ns;	  /* --watch: the command is run again after so long; 0: once */
 	struct kv_client *client; /* NULL until kv_ctl_connect() */
 };
@@ -86,6 +88,9 @@ struct kv_words kv_words_blocks(const struct kv_pool_stats *pool, uint64_t n);
 int kv_cmd_session_list(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_session_show(struct kv_ctl *ctl, int argc, char **argv);
 struct kv_words kv_words_since(const struct kv_session_stats *session); /* or its state */
+
+/* doctor.c */
+int kv_cmd_doctor(struct kv_ctl *ctl, int argc, char **argv);
 
 /* cmd_check.c */
 int kv_cmd_check(struct kv_ctl *ctl, int argc, char **argv);

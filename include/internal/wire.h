@@ -88,7 +88,7 @@ struct kv_msg_welcome {
 	uint64_t boot_nonce;
 	char version[16];
 	uint32_t n_gpus;
-	uint32_t reserved;
+	uint32_t shm_abi; /* of the pages that it will share */
 	struct kv_gpu gpus[KV_MAX_GPUS];
 };
 
