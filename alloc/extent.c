@@ -109,7 +109,8 @@ static bool usable(const struct kv_extents *e, uint32_t mask, uint32_t i, bool w
 	for_each_gpu(e, g, mask) {
 		uint32_t s = e->map[g][i].state;
 
-		if (s == KV_EXTENT_OWNED || (s != KV_EXTENT_CLEAN && !with_dirty))
+		if (s == KV_EXTENT_OWNED || s == KV_EXTENT_HELD ||
+		    (s != KV_EXTENT_CLEAN && !with_dirty))
 			return false;
 	}
 	return true;
@@ -137,7 +138,8 @@ uint32_t kv_extents_available(const struct kv_extents *e, uint32_t mask, bool wi
 	if (mask && !(mask & (mask - 1))) {
 		const uint32_t *n_state = e->n_state[__builtin_ctz(mask)];
 
-		return with_dirty ? end - n_state[KV_EXTENT_OWNED] : n_state[KV_EXTENT_CLEAN];
+		return with_dirty ? end - n_state[KV_EXTENT_OWNED] - n_state[KV_EXTENT_HELD] :
+				    n_state[KV_EXTENT_CLEAN];
 	}
 	for (uint32_t i = 0; i < end; i++)
 		n += usable(e, mask, i, with_dirty);
@@ -237,16 +239,30 @@ void kv_extents_scrub_failed(struct kv_extents *e, uint32_t gpu, uint32_t first,
 	move(e, gpu, first, n, KV_EXTENT_SCRUBBING, KV_EXTENT_DIRTY, 0);
 }
 
+void kv_extents_scrub_one(struct kv_extents *e, uint32_t gpu, uint32_t i)
+{
+	move(e, gpu, i, 1, e->map[gpu][i].state, KV_EXTENT_SCRUBBING, 0);
+}
+
+void kv_extents_withhold(struct kv_extents *e, uint32_t gpu, uint32_t i)
+{
+	move(e, gpu, i, 1, KV_EXTENT_SCRUBBING, KV_EXTENT_HELD, 0);
+}
+
 uint32_t kv_extents_check(const struct kv_extents *e)
 {
 	uint32_t wrong = 0;
 
 	for (uint32_t g = 0; g < e->n_gpus; g++) {
-		uint32_t n[4] = { 0 };
+		uint32_t n[KV_EXTENT_STATES] = { 0 };
 
-		for (uint32_t i = 0; i < e->n[g]; i++)
-			n[e->map[g][i].state & 3]++;
-		for (int s = 0; s < 4; s++)
+		for (uint32_t i = 0; i < e->n[g]; i++) {
+			if (e->map[g][i].state < KV_EXTENT_STATES)
+				n[e->map[g][i].state]++;
+			else
+				wrong++;
+		}
+		for (int s = 0; s < KV_EXTENT_STATES; s++)
 			wrong += n[s] != e->n_state[g][s];
 	}
 	return wrong;

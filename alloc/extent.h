@@ -6,7 +6,11 @@
  * on all of them, so that a block id means the same place everywhere.
  *
  *   CLEAN --take--> OWNED --give--> DIRTY --scrub--> SCRUBBING --cleaned--> CLEAN
- *   n_clean + n_owned + n_dirty + n_scrubbing == n     on each GPU
+ *                                                    ^    |
+ *                                        scrub_one --+    +--withhold--> HELD
+ *   n_clean + n_owned + n_dirty + n_scrubbing + n_held == n     on each GPU
+ *
+ * HELD: it has no memory, because processes of its last pool keep it (daemon/isolate.c).
  *
  * An extent that leaves a pool is zeroed before another can take it: a new owner finds no foreign
  * bytes. The pool that it belonged to may take it back as it is, as long as nobody has begun to zero it:
@@ -25,6 +29,8 @@ enum kv_extent_state {
 	KV_EXTENT_OWNED = 1,
 	KV_EXTENT_DIRTY = 2,
 	KV_EXTENT_SCRUBBING = 3,
+	KV_EXTENT_HELD = 4,
+	KV_EXTENT_STATES
 };
 
 struct kv_extent {
@@ -41,7 +47,7 @@ struct kv_extents {
 	uint64_t bytes; /* of one extent */
 	uint32_t n_gpus;
 	uint32_t n[KV_MAX_GPUS]; /* extents of each arena */
-	uint32_t n_state[KV_MAX_GPUS][4];
+	uint32_t n_state[KV_MAX_GPUS][KV_EXTENT_STATES];
 	struct kv_extent *map[KV_MAX_GPUS];
 	void *own_memory; /* of the maps, where the caller gave none */
 };
@@ -76,7 +82,7 @@ void kv_extents_reset(struct kv_extents *e, uint32_t gpu, uint32_t i);
 uint32_t kv_extents_find(const struct kv_extents *e, uint32_t gpu_mask, uint32_t n_min,
 			 uint32_t n_max, uint32_t *ret_first);
 
-/* How many extents are CLEAN, or will be once scrubbed, on every GPU of the mask. */
+/* How many extents are CLEAN, or will be once scrubbed (not HELD), on every GPU of the mask. */
 uint32_t kv_extents_available(const struct kv_extents *e, uint32_t gpu_mask, bool with_dirty);
 
 /* Extents that pool @owner can take now: clean ones, and dirty ones that were its own. */
@@ -101,6 +107,10 @@ void kv_extents_cleaned(struct kv_extents *e, uint32_t gpu, uint32_t first, uint
 
 /* The scrub was not done (its mover died): DIRTY again. */
 void kv_extents_scrub_failed(struct kv_extents *e, uint32_t gpu, uint32_t first, uint32_t n);
+
+/* Of one extent: DIRTY or HELD becomes SCRUBBING; SCRUBBING becomes HELD. */
+void kv_extents_scrub_one(struct kv_extents *e, uint32_t gpu, uint32_t i);
+void kv_extents_withhold(struct kv_extents *e, uint32_t gpu, uint32_t i);
 
 static inline bool kv_extents_owned(const struct kv_extents *e, uint32_t gpu, uint32_t i,
 				    uint32_t owner)
