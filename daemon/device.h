@@ -31,7 +31,7 @@ struct kv_device_info {
 /* An arena as its owner holds it. Freed by ops->arena_free(). */
 struct kv_arena {
 	struct kv_arena_export export; /* what others are told */
-	int *fds;		       /* [export.n_fds], close-on-exec; owned */
+	int *fds; /* [export.n_fds], close-on-exec; owned; sparse: -1 where a granule is being renewed */
 	int owner_pidfd; /* ipc: readable when the owner died, no new user can attach then; or -1 */
 	int owner_fd; /* ipc: the owner lives as long as any copy of this; or -1 */
 	char why[KV_ERROR_BYTES]; /* how the kind was chosen: a line for the log */
@@ -51,7 +51,8 @@ struct kv_device_ops {
 	/*
 	 * Makes an arena of exactly @bytes (a multiple of 2 MiB) on device @ordinal.
 	 * @kind: enum kv_export_kind, or 0: the best kind that works.
-	 * @granule_bytes: bytes of one vmm granule (a multiple of 2 MiB); 0: one for the whole.
+	 * @granule_bytes: bytes of one granule (a multiple of 2 MiB); 0: one for the whole. Of host
+	 * memory, an arena of several is sparse.
 	 *
 	 * cuda: a second process attaches the arena as a client would, and checks that the first
 	 * bytes of every granule keep what is written there. Then they are zero again.
@@ -75,6 +76,9 @@ struct kv_device_ops {
 
 extern const struct kv_device_ops kv_device_host;
 extern const struct kv_device_ops kv_device_cuda; /* without CUDA in the build: -ENOTSUP */
+
+/* kv_device_fits_files() - 0; -EMFILE if this process may not have a file for each of @n granules */
+int kv_device_fits_files(uint64_t n, uint64_t granule_bytes);
 
 /* kv_arena_epoch() - a number that no other arena has: random, not 0 */
 int kv_arena_epoch(uint64_t *ret);

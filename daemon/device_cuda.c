@@ -18,7 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #include "daemon/device_cuda_job.h"
@@ -28,7 +27,6 @@
 #define INFO_TIMEOUT  (60 * KV_SEC) /* a GPU without persistence mode takes seconds to wake up */
 #define MAKE_TIMEOUT  (120 * KV_SEC)
 #define CHECK_TIMEOUT (120 * KV_SEC)
-#define SPARE_FILES   64 /* descriptors that this process needs beside granules */
 
 /* The text so far, behind the GPU's number. */
 static int gpu_error(int ordinal, int r)
@@ -81,15 +79,10 @@ static int make_vmm(struct kv_arena *arena, const struct kv_cuda_job *job)
 	const uint64_t n = (job->bytes - 1) / job->granule_bytes + 1;
 	kv_cleanup(kv_freep) int *fds = NULL;
 	struct kv_helper_reply reply;
-	struct rlimit limit;
-	int r;
+	int r = kv_device_fits_files(n, job->granule_bytes);
 
-	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && n + SPARE_FILES > limit.rlim_cur)
-		return kv_error(-EMFILE,
-				"an arena of %" PRIu64 " granules of %" PRIu64
-				" bytes needs as many open files, this process may have %" PRIu64
-				": use larger granules, or raise RLIMIT_NOFILE",
-				n, job->granule_bytes, (uint64_t)limit.rlim_cur);
+	if (r < 0)
+		return r;
 	fds = calloc(n, sizeof(*fds));
 	if (!fds)
 		return kv_error(-ENOMEM, "no memory for %" PRIu64 " file descriptors", n);

@@ -3,8 +3,6 @@
  * A granule's descriptor holds the memory by itself: when its maker has sent it and ended, the
  * memory lives on with whoever has the descriptor, and no process has a context on the GPU for it
  * (a primary context costs some 500 MiB).
- *
- * Granules ask for GPUDirect RDMA where the GPU can: it cannot be added later.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -15,6 +13,7 @@
 #include "include/internal/cleanup.h"
 #include "kernels/cuda_driver.h"
 #include "kernels/memory.h"
+#include "kernels/memory_cuda.h"
 
 static int find_device(int ordinal, const struct kv_cuda **ret_cuda, CUdevice *ret_device)
 {
@@ -130,13 +129,7 @@ static int check_vmm(const struct kv_cuda *cuda, CUdevice device, const struct k
 		       CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED))
 		return kv_error(-ENOTSUP, "its memory can't be exported as file descriptors");
 
-	*prop = (CUmemAllocationProp){
-		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
-	};
-	prop->allocFlags.gpuDirectRDMACapable = !!attribute(
-		cuda, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+	kv_memory_cuda_prop(cuda, device, prop);
 	e = cuda->cuMemGetAllocationGranularity(&unit, prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 	if (e)
 		return kv_cuda_error(e, "smallest granule");

@@ -17,6 +17,7 @@
 
 #include "daemon/device.h"
 #include "include/internal/cleanup.h"
+#include "kernels/memory.h"
 
 #define PATH_BYTES 4096
 
@@ -115,7 +116,8 @@ static void arena_free(struct kv_arena *arena)
 	if (!arena)
 		return;
 	if (arena->fds)
-		kv_close(arena->fds[0]);
+		for (uint32_t i = 0; i < arena->export.n_fds; i++)
+			kv_close(arena->fds[i]);
 	free(arena->fds);
 	free(arena);
 }
@@ -125,19 +127,27 @@ static void arena_freep(struct kv_arena **arena)
 	arena_free(*arena);
 }
 
-static int memfd_new(uint64_t bytes)
+/* One for each granule. */
+static int make_memfds(struct kv_arena *arena)
 {
-	kv_cleanup(kv_closep) int fd = -1;
+	const struct kv_arena_export *e = &arena->export;
+	const uint32_t n = (uint32_t)((e->bytes - 1) / e->granule_bytes + 1);
+	int r = kv_device_fits_files(n, e->granule_bytes);
 
-	fd = memfd_create("kvcached-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (fd < 0)
-		return kv_error(-errno, "memfd of the arena: %s", strerror(errno));
-	if (ftruncate(fd, (off_t)bytes) < 0)
-		return kv_error(-errno, "memfd of the arena, %" PRIu64 " bytes: %s", bytes,
-				strerror(errno));
-	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-		return kv_error(-errno, "sealing the arena's memfd: %s", strerror(errno));
-	return kv_steal_fd(&fd);
+	if (r < 0)
+		return r;
+	arena->fds = calloc(n, sizeof(*arena->fds));
+	if (!arena->fds)
+		return kv_error(-ENOMEM, "no memory for the record of an arena");
+	for (uint32_t i = 0; i < n; i++) {
+		const uint64_t left = e->bytes - i * e->granule_bytes;
+
+		r = kv_memory_host_new(min(left, e->granule_bytes), &arena->fds[i]);
+		if (r < 0)
+			return r;
+		arena->export.n_fds++;
+	}
+	return 0;
 }
 
 static int arena_new(int ordinal, uint64_t bytes, uint32_t kind, uint64_t granule_bytes,
@@ -157,10 +167,11 @@ static int arena_new(int ordinal, uint64_t bytes, uint32_t kind, uint64_t granul
 		return kv_error(-EINVAL,
 				"arena of %" PRIu64 " bytes: a multiple of %" PRIu64 " expected",
 				bytes, KV_ARENA_UNIT);
-	if (granule_bytes && granule_bytes != bytes)
-		return kv_error(-ENOTSUP,
-				"granules of %" PRIu64 " bytes: a host arena is one piece",
-				granule_bytes);
+	if (granule_bytes % KV_ARENA_UNIT || granule_bytes > bytes)
+		return kv_error(-EINVAL,
+				"granules of %" PRIu64 " bytes: a multiple of %" PRIu64
+				", no larger than the arena of %" PRIu64 ", expected",
+				granule_bytes, KV_ARENA_UNIT, bytes);
 	if (bytes > host.free_bytes)
 		return kv_error(-ENOMEM,
 				"arena of %" PRIu64 " bytes asked for, %" PRIu64 " of %" PRIu64
@@ -172,22 +183,16 @@ static int arena_new(int ordinal, uint64_t bytes, uint32_t kind, uint64_t granul
 		return kv_error(-ENOMEM, "no memory for the record of an arena");
 	arena->owner_pidfd = arena->owner_fd = -1;
 	arena->export.kind = KV_EXPORT_HOST;
-	arena->export.n_fds = 1;
 	arena->export.bytes = bytes;
-	arena->export.granule_bytes = bytes;
+	arena->export.granule_bytes = granule_bytes ? granule_bytes : bytes;
+	arena->export.sparse = granule_bytes && granule_bytes != bytes;
 	arena->export.owner_pid = getpid();
 	r = kv_arena_epoch(&arena->export.epoch);
 	if (r < 0)
 		return r;
-	r = memfd_new(bytes);
+	r = make_memfds(arena);
 	if (r < 0)
 		return r;
-	arena->fds = malloc(sizeof(*arena->fds));
-	if (!arena->fds) {
-		kv_close(r);
-		return kv_error(-ENOMEM, "no memory for the record of an arena");
-	}
-	arena->fds[0] = r;
 	snprintf(arena->why, sizeof(arena->why), "host: a memfd");
 	*ret = kv_steal(arena);
 	return 0;

@@ -78,6 +78,7 @@ static const struct kv_memory_backend *backend_of_device(int device)
 
 static int check_export(const struct kv_arena_export *export, const int *fds, bool read_only)
 {
+	bool sparse = export->sparse;
 	uint64_t n_fds;
 
 	if (export->kind < KV_EXPORT_HOST || export->kind > KV_EXPORT_IPC)
@@ -90,19 +91,23 @@ static int check_export(const struct kv_arena_export *export, const int *fds, bo
 				export->bytes, export->granule_bytes);
 
 	n_fds = (export->bytes - 1) / export->granule_bytes + 1;
-	if (export->kind == KV_EXPORT_IPC || export->kind == KV_EXPORT_HOST)
+	if (export->kind == KV_EXPORT_IPC || (export->kind == KV_EXPORT_HOST && !sparse))
 		n_fds = export->kind == KV_EXPORT_HOST;
+	if (sparse && (export->kind == KV_EXPORT_IPC || fds))
+		return kv_error(-EINVAL, "sparse: %s",
+				fds ? "such an arena is attached by kv_memory_attach_sparse()" :
+				      "an ipc arena is one piece");
 	if (export->n_fds != n_fds)
 		return kv_error(-EINVAL,
 				"n_fds: %u given, this %s arena of %" PRIu64 " bytes has %" PRIu64,
 				export->n_fds, kv_export_name(export->kind), export->bytes, n_fds);
-	if (export->kind == KV_EXPORT_HOST && export->granule_bytes != export->bytes)
+	if (export->kind == KV_EXPORT_HOST && !sparse && export->granule_bytes != export->bytes)
 		return kv_error(-EINVAL,
 				"granule_bytes: %" PRIu64 ", a host arena is one of %" PRIu64,
 				export->granule_bytes, export->bytes);
 	if (export->kind == KV_EXPORT_IPC && read_only)
 		return kv_error(-ENOTSUP, "read_only: an ipc arena can only be mapped read-write");
-	for (uint32_t i = 0; i < export->n_fds; i++)
+	for (uint32_t i = 0; !sparse && i < export->n_fds; i++)
 		if (fds[i] < 0)
 			return kv_error(-EINVAL, "fds[%u] of %u: %d is no file descriptor", i,
 					export->n_fds, fds[i]);
@@ -215,6 +220,44 @@ int kv_memory_attach(const struct kv_arena_export *export, const int *fds, bool 
 	return 0;
 }
 
+/* Not in the table: what one attachment has mapped is no other's business. */
+int kv_memory_attach_sparse(const struct kv_arena_export *export, bool read_only,
+			    struct kv_memory **ret)
+{
+	struct kv_memory *memory;
+	int r;
+
+	if (!export->sparse)
+		return kv_error(-EINVAL, "sparse: this arena is attached by kv_memory_attach()");
+	r = check_export(export, NULL, read_only);
+	if (r < 0)
+		return r;
+	pthread_once(&once, install);
+	if (install_error)
+		return kv_error(-install_error, "fork handler: %s", strerror(install_error));
+	memory = calloc(1, sizeof(*memory));
+	if (memory)
+		memory->mapped = calloc(export->n_fds, sizeof(*memory->mapped));
+	if (!memory || !memory->mapped) {
+		free(memory);
+		return kv_error(-ENOMEM, "no memory for the record of an attached arena");
+	}
+	memory->backend = export->kind == KV_EXPORT_HOST ? &kv_memory_host : &kv_memory_cuda;
+	memory->export = *export;
+	memory->read_only = read_only;
+	memory->state = KV_MEMORY_READY;
+	memory->n_users = 1;
+	memory->process = process;
+	r = memory->backend->reserve(memory);
+	if (r < 0) {
+		free(memory->mapped);
+		free(memory);
+		return r;
+	}
+	*ret = memory;
+	return 0;
+}
+
 struct kv_memory *kv_memory_ref(struct kv_memory *memory)
 {
 	pthread_mutex_lock(&lock);
@@ -244,10 +287,13 @@ struct kv_memory *kv_memory_detach(struct kv_memory *memory)
 
 	memory->backend->detach(memory);
 
-	pthread_mutex_lock(&lock);
-	forget(memory);
-	pthread_cond_broadcast(&changed);
-	pthread_mutex_unlock(&lock);
+	if (!memory->mapped) {
+		pthread_mutex_lock(&lock);
+		forget(memory);
+		pthread_cond_broadcast(&changed);
+		pthread_mutex_unlock(&lock);
+	}
+	free(memory->mapped);
 	free(memory);
 	return NULL;
 }
@@ -267,6 +313,17 @@ int kv_memory_ordinal(const struct kv_memory *memory)
 	return memory->ordinal;
 }
 
+/* Is every granule of the range mapped? */
+static bool is_there(const struct kv_memory *memory, uint64_t offset, uint64_t bytes)
+{
+	const uint64_t size = memory->export.granule_bytes;
+
+	for (uint64_t i = offset / size; bytes && i <= (offset + bytes - 1) / size; i++)
+		if (!memory->mapped[i])
+			return false;
+	return true;
+}
+
 static int check_range(const struct kv_memory *memory, const char *what, uint64_t offset,
 		       uint64_t bytes)
 {
@@ -279,6 +336,9 @@ static int check_range(const struct kv_memory *memory, const char *what, uint64_
 		return kv_error(-EINVAL,
 				"%s: %" PRIu64 " bytes at %" PRIu64 ", the arena has %" PRIu64,
 				what, bytes, offset, memory->export.bytes);
+	if (memory->mapped && !is_there(memory, offset, bytes))
+		return kv_error(-EINVAL, "%s: %" PRIu64 " bytes at %" PRIu64 ": not mapped here",
+				what, bytes, offset);
 	return 0;
 }
 
@@ -288,6 +348,56 @@ static int check_write(const struct kv_memory *memory, const char *what, uint64_
 	if (memory->read_only)
 		return kv_error(-EPERM, "%s: the arena is attached read-only", what);
 	return check_range(memory, what, offset, bytes);
+}
+
+static int check_granule(const struct kv_memory *memory, uint32_t i)
+{
+	if (!memory->mapped || i >= memory->export.n_fds)
+		return kv_error(-EINVAL, "granule %u: %s", i,
+				memory->mapped ? "the arena has fewer" : "the arena isn't sparse");
+	return check_range(memory, "granule", 0, 0);
+}
+
+int kv_memory_unmap(struct kv_memory *memory, uint32_t i)
+{
+	int r = check_granule(memory, i);
+
+	if (!r && memory->mapped[i])
+		r = memory->backend->unmap(memory, i);
+	if (!r)
+		memory->mapped[i] = false;
+	return r;
+}
+
+int kv_memory_map(struct kv_memory *memory, uint32_t i, int fd)
+{
+	int r = kv_memory_unmap(memory, i);
+
+	if (!r && fd < 0)
+		r = kv_error(-EINVAL, "granule %u: %d is no file descriptor", i, fd);
+	if (!r)
+		r = memory->backend->map(memory, i, fd);
+	if (!r)
+		memory->mapped[i] = true;
+	return r;
+}
+
+int kv_memory_renew(struct kv_memory *memory, uint32_t i, int *ret_fd)
+{
+	kv_cleanup(kv_closep) int fd = -1;
+	int r = check_granule(memory, i);
+
+	if (!r && memory->mapped[i])
+		memory->backend->empty(memory, i);
+	if (!r)
+		r = kv_memory_unmap(memory, i);
+	if (!r)
+		r = memory->backend->granule_new(memory, kv_granule_length(&memory->export, i), &fd);
+	if (!r)
+		r = kv_memory_map(memory, i, fd);
+	if (!r)
+		*ret_fd = kv_steal_fd(&fd);
+	return r;
 }
 
 int kv_memory_zero(struct kv_memory *memory, uint64_t offset, uint64_t bytes, void *stream)

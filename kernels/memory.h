@@ -46,6 +46,27 @@ int kv_memory_attach(const struct kv_arena_export *export, const int *fds, bool 
  */
 struct kv_memory *kv_memory_detach(struct kv_memory *memory);
 
+/*
+ * Sparse attachments, of arenas whose export says so: the addresses of the whole arena, at which single
+ * granules are mapped, taken away, and mapped again while work on others goes on. Each attachment is one
+ * by itself, for one thread at a time. What isn't mapped can't be reached: a host access there is a
+ * SIGSEGV, one by a GPU a fault of this process's context.
+ *
+ * attach_sparse: as kv_memory_attach(). map: granule @i is @fd (the caller's) from now on; one that was
+ * mapped there is unmapped first. unmap: no work on granule @i may be queued or running; none there is
+ * no error. renew: for the owner: gives up granule @i, and maps memory there that no other process has;
+ * *ret_fd, the caller's, is its descriptor, its bytes are anything.
+ * Return: 0; -EINVAL; -ENOMEM, also if a GPU has no memory for it; -ECHILD; -EIO with the text.
+ */
+int kv_memory_attach_sparse(const struct kv_arena_export *export, bool read_only,
+			    struct kv_memory **ret);
+int kv_memory_map(struct kv_memory *memory, uint32_t i, int fd);
+int kv_memory_unmap(struct kv_memory *memory, uint32_t i);
+int kv_memory_renew(struct kv_memory *memory, uint32_t i, int *ret_fd);
+
+/* kv_memory_host_new() - a memfd for an arena or granule in host memory, zero, of fixed size */
+int kv_memory_host_new(uint64_t bytes, int *ret_fd);
+
 /* kv_memory_ref() - one more user of an attachment: one more kv_memory_detach(). Return: @memory. */
 struct kv_memory *kv_memory_ref(struct kv_memory *memory);
 

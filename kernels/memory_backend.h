@@ -21,6 +21,7 @@ struct kv_memory {
 	const struct kv_memory_backend *backend;
 	struct kv_arena_export export;
 	bool read_only;
+	bool *mapped; /* [export.n_fds] of a sparse arena: which granules are; or NULL */
 	enum kv_memory_state state;
 	unsigned int n_users;
 	unsigned int process; /* counts forks: differs in a child */
@@ -40,6 +41,15 @@ struct kv_memory_backend {
 
 	int (*attach)(struct kv_memory *memory, const int *fds); /* sets base, ordinal, own */
 	void (*detach)(struct kv_memory *memory);
+
+	/* Of a sparse arena: only its addresses; one granule, where none is; none, where one is. */
+	int (*reserve)(struct kv_memory *memory);
+	int (*map)(struct kv_memory *memory, uint32_t i, int fd);
+	int (*unmap)(struct kv_memory *memory, uint32_t i);
+	/* Memory of a granule's size that nobody has; its bytes are anything. */
+	int (*granule_new)(struct kv_memory *memory, uint64_t bytes, int *ret_fd);
+	/* What processes that still map granule @i keep of it goes back where that can be done. */
+	void (*empty)(struct kv_memory *memory, uint32_t i);
 
 	int (*zero)(struct kv_memory *memory, uint64_t offset, uint64_t bytes, void *stream);
 	int (*copy)(struct kv_memory *memory, uint64_t to, uint64_t from, uint64_t bytes,
@@ -62,6 +72,19 @@ struct kv_memory_backend {
 	/* In the child of a fork(); async-signal-safe. */
 	void (*forked)(void);
 };
+
+/* Where granule @i begins, and its length: the last may be shorter. */
+static inline uint64_t kv_granule_offset(const struct kv_arena_export *export, uint32_t i)
+{
+	return i * export->granule_bytes;
+}
+
+static inline uint64_t kv_granule_length(const struct kv_arena_export *export, uint32_t i)
+{
+	uint64_t left = export->bytes - kv_granule_offset(export, i);
+
+	return left < export->granule_bytes ? left : export->granule_bytes;
+}
 
 extern const struct kv_memory_backend kv_memory_host;
 extern const struct kv_memory_backend kv_memory_cuda; /* without CUDA in the build: -ENOTSUP */

@@ -4,6 +4,7 @@
  * CUDA runtime and frameworks use too), which is pushed and popped around each call.
  *
  *	vmm: granule 0 | granule 1 | ... | last		adjacent in one reserved address range
+ *	sparse vmm: likewise, but there may be nothing in the place of a granule
  *	ipc: one allocation of the owner, opened by its handle
  *
  * Each attachment (and event, and pinned block: memory_cuda_stream.c) holds its own reference to
@@ -72,15 +73,20 @@ static int map_granule(const struct kv_cuda *cuda, const struct kv_arena_export 
 	return 0;
 }
 
-static int attach_vmm(struct kv_memory *memory, const struct attachment *own, const int *fds)
+static CUmemAccessDesc access_of(const struct kv_memory *memory, const struct attachment *own)
 {
-	const struct kv_arena_export *export = &memory->export;
-	const struct kv_cuda *cuda = own->cuda;
-	CUmemAccessDesc access = {
+	return (CUmemAccessDesc){
 		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = own->device},
 		.flags = memory->read_only ? CU_MEM_ACCESS_FLAGS_PROT_READ
 					   : CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
 	};
+}
+
+static int attach_vmm(struct kv_memory *memory, const struct attachment *own, const int *fds)
+{
+	const struct kv_arena_export *export = &memory->export;
+	const struct kv_cuda *cuda = own->cuda;
+	CUmemAccessDesc access = access_of(memory, own);
 	uint64_t mapped = 0;
 	CUdeviceptr base;
 	CUresult e;
@@ -109,6 +115,18 @@ static int attach_vmm(struct kv_memory *memory, const struct attachment *own, co
 		cuda->cuMemAddressFree(base, export->bytes);
 		return r;
 	}
+	memory->base = (void *)(uintptr_t)base;
+	return 0;
+}
+
+static int reserve_vmm(struct kv_memory *memory, const struct attachment *own)
+{
+	CUdeviceptr base;
+	CUresult e = own->cuda->cuMemAddressReserve(&base, memory->export.bytes, 0, 0, 0);
+
+	if (e)
+		return kv_cuda_error(e, "reserving %" PRIu64 " bytes of addresses",
+				     memory->export.bytes);
 	memory->base = (void *)(uintptr_t)base;
 	return 0;
 }
@@ -168,7 +186,12 @@ static void unmap(const struct kv_memory *memory, const struct attachment *own)
 		own->cuda->cuIpcCloseMemHandle(address(memory, 0));
 		return;
 	}
-	own->cuda->cuMemUnmap(address(memory, 0), memory->export.bytes);
+	if (!memory->mapped)
+		own->cuda->cuMemUnmap(address(memory, 0), memory->export.bytes);
+	for (uint32_t i = 0; memory->mapped && i < memory->export.n_fds; i++)
+		if (memory->mapped[i])
+			own->cuda->cuMemUnmap(address(memory, kv_granule_offset(&memory->export, i)),
+					      kv_granule_length(&memory->export, i));
 	own->cuda->cuMemAddressFree(address(memory, 0), memory->export.bytes);
 }
 
@@ -178,8 +201,11 @@ static int map(struct kv_memory *memory, struct attachment *own, const int *fds)
 	CUresult e;
 	int r;
 
-	r = memory->export.kind == KV_EXPORT_VMM ? attach_vmm(memory, own, fds)
-						 : attach_ipc(memory, own);
+	if (memory->mapped)
+		r = reserve_vmm(memory, own);
+	else
+		r = memory->export.kind == KV_EXPORT_VMM ? attach_vmm(memory, own, fds)
+							 : attach_ipc(memory, own);
 	if (r < 0)
 		return r;
 	e = own->cuda->cuStreamCreate(&own->stream, CU_STREAM_NON_BLOCKING);
@@ -223,6 +249,98 @@ release:
 free_own:
 	free(own);
 	return r;
+}
+
+static int reserve(struct kv_memory *memory)
+{
+	return attach(memory, NULL);
+}
+
+static int map_one(struct kv_memory *memory, uint32_t i, int fd)
+{
+	const struct attachment *own = memory->own;
+	const CUdeviceptr at = address(memory, kv_granule_offset(&memory->export, i));
+	const uint64_t bytes = kv_granule_length(&memory->export, i);
+	const CUmemAccessDesc access = access_of(memory, own);
+	CUresult e;
+	int r;
+
+	r = kv_cuda_enter(own->cuda, own->context);
+	if (r < 0)
+		return r;
+	r = map_granule(own->cuda, &memory->export, address(memory, 0), i, fd);
+	if (!r) {
+		e = own->cuda->cuMemSetAccess(at, bytes, &access, 1);
+		if (e) {
+			r = kv_cuda_error(e, "giving the GPU %s access to granule %u",
+					  memory->read_only ? "read" : "read and write", i);
+			own->cuda->cuMemUnmap(at, bytes);
+		}
+	}
+	kv_cuda_leave(own->cuda);
+	return r;
+}
+
+static int unmap_one(struct kv_memory *memory, uint32_t i)
+{
+	const struct attachment *own = memory->own;
+	CUresult e;
+	int r;
+
+	r = kv_cuda_enter(own->cuda, own->context);
+	if (r < 0)
+		return r;
+	e = own->cuda->cuMemUnmap(address(memory, kv_granule_offset(&memory->export, i)),
+				  kv_granule_length(&memory->export, i));
+	kv_cuda_leave(own->cuda);
+	return e ? kv_cuda_error(e, "unmapping granule %u", i) : 0;
+}
+
+void kv_memory_cuda_prop(const struct kv_cuda *cuda, CUdevice device, CUmemAllocationProp *ret)
+{
+	int rdma = 0;
+
+	cuda->cuDeviceGetAttribute(
+		&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);
+	*ret = (CUmemAllocationProp){
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
+		.allocFlags = {.gpuDirectRDMACapable = !!rdma},
+	};
+}
+
+/* The descriptor alone keeps the memory. */
+static int granule_new(struct kv_memory *memory, uint64_t bytes, int *ret_fd)
+{
+	const struct attachment *own = memory->own;
+	CUmemGenericAllocationHandle handle;
+	CUmemAllocationProp prop;
+	CUresult e;
+	int fd, r;
+
+	r = kv_cuda_enter(own->cuda, own->context);
+	if (r < 0)
+		return r;
+	kv_memory_cuda_prop(own->cuda, own->device, &prop);
+	e = own->cuda->cuMemCreate(&handle, bytes, &prop, 0);
+	if (e) {
+		r = kv_cuda_error(e, "making a granule of %" PRIu64 " bytes", bytes);
+	} else {
+		e = own->cuda->cuMemExportToShareableHandle(
+			&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+		r = e ? kv_cuda_error(e, "exporting a granule") : 0;
+		own->cuda->cuMemRelease(handle);
+	}
+	kv_cuda_leave(own->cuda);
+	if (!r)
+		*ret_fd = fd;
+	return r;
+}
+
+/* What a process has mapped nobody can take from it. */
+static void empty(struct kv_memory *memory, uint32_t i)
+{
 }
 
 static void detach(struct kv_memory *memory)
@@ -409,6 +527,11 @@ const struct kv_memory_backend kv_memory_cuda = {
 	.device = KV_DEVICE_CUDA,
 	.attach = attach,
 	.detach = detach,
+	.reserve = reserve,
+	.map = map_one,
+	.unmap = unmap_one,
+	.granule_new = granule_new,
+	.empty = empty,
 	.zero = zero,
 	.copy = copy,
 	.copy_blocks = copy_blocks,

@@ -18,6 +18,11 @@ static int attach(struct kv_memory *memory, const int *fds)
 	return absent();
 }
 
+static int reserve(struct kv_memory *memory)
+{
+	return absent();
+}
+
 static int event_new(struct kv_event **ret)
 {
 	return absent();
@@ -35,6 +40,7 @@ static void forked(void)
 const struct kv_memory_backend kv_memory_cuda = {
 	.device = KV_DEVICE_CUDA,
 	.attach = attach,
+	.reserve = reserve,
 	.event_new = event_new,
 	.pinned_new = pinned_new,
 	.forked = forked,

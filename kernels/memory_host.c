@@ -13,9 +13,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include "include/internal/cleanup.h"
 #include "include/internal/error.h"
 #include "include/kvcached/types.h"
+#include "kernels/memory.h"
 #include "kernels/memory_backend.h"
 
 #define PINNED_ALIGN 256
@@ -42,30 +45,102 @@ static int check_memfd(int fd, uint64_t bytes)
 	return 0;
 }
 
-static int attach(struct kv_memory *memory, const int *fds)
+/* @at: an address where it must be, or NULL. */
+static int map_file(void *at, size_t bytes, int fd, bool read_only, void **ret)
 {
-	size_t bytes = memory->export.bytes;
-	void *base;
+	void *p;
 	int r;
 
-	r = check_memfd(fds[0], memory->export.bytes);
-	if (r < 0)
-		return r;
-
-	base = mmap(NULL, bytes, PROT_READ | (memory->read_only ? 0 : PROT_WRITE),
-		    MAP_SHARED | MAP_NORESERVE, fds[0], 0);
-	if (base == MAP_FAILED)
+	p = mmap(at, bytes, PROT_READ | (read_only ? 0 : PROT_WRITE),
+		 MAP_SHARED | MAP_NORESERVE | (at ? MAP_FIXED : 0), fd, 0);
+	if (p == MAP_FAILED)
 		return kv_error(-errno, "mapping %zu bytes of host memory: %s", bytes,
 				strerror(errno));
 	/* A forked child must not go on writing blocks after its parent's death. */
-	if (madvise(base, bytes, MADV_DONTFORK) < 0) {
+	if (madvise(p, bytes, MADV_DONTFORK) < 0) {
 		r = kv_error(-errno, "MADV_DONTFORK: %s", strerror(errno));
-		munmap(base, bytes);
+		munmap(p, bytes);
 		return r;
 	}
-	madvise(base, bytes, MADV_DONTDUMP); /* only a wish: keep prompts out of core files */
-	memory->base = base;
+	madvise(p, bytes, MADV_DONTDUMP); /* only a wish: keep prompts out of core files */
+	*ret = p;
 	return 0;
+}
+
+static int attach(struct kv_memory *memory, const int *fds)
+{
+	int r = check_memfd(fds[0], memory->export.bytes);
+
+	return r < 0 ? r : map_file(NULL, memory->export.bytes, fds[0], memory->read_only,
+				    &memory->base);
+}
+
+/* Addresses that nothing can be read from or written to. */
+static int reserve_at(void *at, size_t bytes, void **ret)
+{
+	void *p = mmap(at, bytes, PROT_NONE,
+		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0), -1, 0);
+
+	if (p == MAP_FAILED)
+		return kv_error(-errno, "reserving %zu bytes of addresses: %s", bytes,
+				strerror(errno));
+	*ret = p;
+	return 0;
+}
+
+static int reserve(struct kv_memory *memory)
+{
+	return reserve_at(NULL, memory->export.bytes, &memory->base);
+}
+
+static void *granule(const struct kv_memory *memory, uint32_t i)
+{
+	return (char *)memory->base + kv_granule_offset(&memory->export, i);
+}
+
+static int map_granule(struct kv_memory *memory, uint32_t i, int fd)
+{
+	const uint64_t bytes = kv_granule_length(&memory->export, i);
+	void *p;
+	int r = check_memfd(fd, bytes);
+
+	return r < 0 ? r : map_file(granule(memory, i), bytes, fd, memory->read_only, &p);
+}
+
+static int unmap_granule(struct kv_memory *memory, uint32_t i)
+{
+	void *p;
+
+	return reserve_at(granule(memory, i), kv_granule_length(&memory->export, i), &p);
+}
+
+/* Mode 0400: who has a descriptor for reading can't open it for writing by /proc. */
+int kv_memory_host_new(uint64_t bytes, int *ret_fd)
+{
+	kv_cleanup(kv_closep) int fd = memfd_create("kvcached-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	if (fd < 0)
+		return kv_error(-errno, "memfd of the arena: %s", strerror(errno));
+	if (ftruncate(fd, (off_t)bytes) < 0)
+		return kv_error(-errno, "memfd of the arena, %" PRIu64 " bytes: %s", bytes,
+				strerror(errno));
+	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0 ||
+	    fchmod(fd, 0400) < 0)
+		return kv_error(-errno, "sealing the arena's memfd: %s", strerror(errno));
+	*ret_fd = kv_steal_fd(&fd);
+	return 0;
+}
+
+static int granule_new(struct kv_memory *memory, uint64_t bytes, int *ret_fd)
+{
+	(void)memory;
+	return kv_memory_host_new(bytes, ret_fd);
+}
+
+/* The pages go, whoever maps them: what is touched there later is memory of who touches it. */
+static void empty(struct kv_memory *memory, uint32_t i)
+{
+	madvise(granule(memory, i), kv_granule_length(&memory->export, i), MADV_REMOVE);
 }
 
 static void detach(struct kv_memory *memory)
@@ -154,6 +229,11 @@ const struct kv_memory_backend kv_memory_host = {
 	.device = KV_DEVICE_HOST,
 	.attach = attach,
 	.detach = detach,
+	.reserve = reserve,
+	.map = map_granule,
+	.unmap = unmap_granule,
+	.granule_new = granule_new,
+	.empty = empty,
 	.zero = zero,
 	.copy = copy,
 	.read = read_bytes,

@@ -27,7 +27,7 @@ struct kv_arena_export {
 	uint8_t uuid[KV_UUID_BYTES]; /* of the GPU; zero for host memory */
 	uint8_t ipc_handle[KV_IPC_HANDLE_BYTES];
 	int32_t owner_pid; /* of the process that made it */
-	uint32_t reserved;
+	uint32_t sparse; /* 1: its granules are handed out and mapped one by one (kvcached --isolate) */
 };
 
 /* "GPU-01234567-89ab-cdef-0123-456789abcdef": 40 characters and the NUL */

@@ -177,7 +177,8 @@ static const struct {
 	{0, 2 * MIB, 0, KV_EXPORT_VMM, -ENOTSUP, "vmm"},
 	{0, 2 * MIB, 0, KV_EXPORT_IPC, -ENOTSUP, "ipc"},
 	{0, 2 * MIB, 0, 77, -ENOTSUP, "unknown"},
-	{0, 4 * MIB, 2 * MIB, 0, -ENOTSUP, "one piece"},
+	{0, 4 * MIB, 3 * MIB, 0, -EINVAL, "granules of 3145728"},
+	{0, 4 * MIB, 6 * MIB, 0, -EINVAL, "no larger than the arena"},
 };
 
 START_TEST(an_arena_that_cannot_be_made_is_refused_with_its_reason)
