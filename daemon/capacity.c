@@ -89,8 +89,10 @@ void kv_capacity_release(struct kv_pool *pool)
 
 	for (uint32_t g = 0; g < pool->daemon->n_gpus; g++) {
 		for (uint32_t i = 0; i < e->n[g]; i++) {
-			if (kv_extents_owned(e, g, i, (uint32_t)pool->id))
+			if (kv_extents_owned(e, g, i, (uint32_t)pool->id)) {
+				kv_isolate_left(pool, i);
 				kv_extents_give(e, 1u << g, i, 1);
+			}
 		}
 	}
 	pool->n_extents = 0;
@@ -119,6 +121,7 @@ static void own(struct kv_pool *pool, uint32_t first, uint32_t n)
 	pool->n_extents += n;
 	for (uint32_t i = first; i < first + n; i++)
 		kv_space_own(&pool->books.space, i, true);
+	kv_isolate_came(pool, first, n);
 }
 
 static bool is_beside_own(const struct kv_pool *pool, uint32_t first, uint32_t n)
@@ -197,6 +200,7 @@ static uint32_t shed(struct kv_pool *pool, uint32_t n)
 		if (i < 0)
 			break;
 		kv_books_give_extent(&pool->books, (uint32_t)i);
+		kv_isolate_left(pool, (uint32_t)i);
 		kv_extents_give(&pool->daemon->extents, pool->gpu_mask, (uint32_t)i, 1);
 		pool->n_extents--;
 	}
@@ -364,6 +368,7 @@ int kv_capacity_begin(struct kv_pool *pool)
 			(int32_t)((start + pool->block_bytes - 1) / pool->block_bytes);
 		return add_blocks(pool, pool->first_extent, pool->n_extents);
 	}
+	kv_isolate_came(pool, pool->first_extent, first_extents(pool));
 	pool->head->null_block = 0;
 	for (uint32_t id = 0; id < pool->slab_blocks; id++) {
 		int r = kv_books_add(&pool->books, (int32_t)id);
@@ -409,6 +414,7 @@ int kv_capacity_adopt(struct kv_pool *pool, struct kv_books_found *found)
 		if (flat)
 			kv_space_own(&pool->books.space, i, true);
 	}
+	kv_isolate_adopt(pool);
 	r = kv_books_rebuild(&pool->books, found);
 	/* Extents that had come, and whose blocks had not been added yet. */
 	return r < 0 || !flat || !found->n_absent ? r : add_blocks(pool, 0, e->n[__builtin_ctz(pool->gpu_mask)]);

@@ -68,13 +68,17 @@ static void one_gpu(struct kv_daemon *d, uint32_t i, struct kv_gpu_stats *s)
 		  kv_export_limits(gpu->arena->export.kind));
 	s->bytes_arena = (uint64_t)e->n[i] * e->bytes;
 	s->bytes_pools = e->n_state[i][KV_EXTENT_OWNED] * e->bytes;
+	s->bytes_held = e->n_state[i][KV_EXTENT_HELD] * e->bytes;
 	s->bytes_scrubbing = (e->n_state[i][KV_EXTENT_DIRTY] + e->n_state[i][KV_EXTENT_SCRUBBING]) *
-			     e->bytes;
+				     e->bytes +
+			     s->bytes_held;
 	s->bytes_free = e->n_state[i][KV_EXTENT_CLEAN] * e->bytes;
 	s->bytes_extent = e->bytes;
 	s->mover_pid = kv_mover_pid(gpu->mover);
 	copy_text(s->mover_error, sizeof(s->mover_error), kv_mover_error(gpu->mover));
 	s->scrubbed_bytes_total = kv_mover_scrubbed(gpu->mover);
+	s->bytes_granule = d->isolation ? e->bytes : 0;
+	s->renewed_bytes_total = kv_isolate_n_renewed(d, i) * e->bytes;
 }
 
 static uint32_t gpu_stats(struct kv_daemon *d, uint32_t first, uint32_t n, void *items)

@@ -23,6 +23,21 @@
 #define ACCEPTS_A_TURN 32
 #define ACCEPT_PAUSE (50 * KV_MSEC)
 
+/*
+ * With isolation an extent is a granule, of a size that is a power of two: what a GPU has in 2,048 of 64 to
+ * 256 MiB, host memory in 1,024 of at least 2 MiB.
+ */
+static uint64_t granule_size(const struct kv_config *c, uint64_t arena_bytes)
+{
+	uint64_t size = c->host ? 2 * MIB : 64 * MIB, most = c->host ? UINT64_MAX : 256 * MIB;
+
+	if (!c->isolate || c->granule_bytes)
+		return c->granule_bytes;
+	while (arena_bytes / size > (c->host ? 1024 : 2048) && size < most)
+		size *= 2;
+	return size;
+}
+
 /* Extents: 2 MiB, or what cuts the largest arena into about 4,096. */
 static uint64_t extent_size(const uint64_t *arena_bytes, uint32_t n)
 {
@@ -53,7 +68,7 @@ static int wanted_bytes(const struct kv_config *c, const struct kv_device_info *
 static int make_arenas(struct kv_daemon *d)
 {
 	const struct kv_config *c = &d->config;
-	uint64_t bytes[KV_MAX_GPUS], size;
+	uint64_t bytes[KV_MAX_GPUS], size, granule = 0;
 	uint32_t n = c->host ? 1 : c->n_gpus;
 	void *map;
 	int r;
@@ -69,22 +84,34 @@ static int make_arenas(struct kv_daemon *d)
 		r = wanted_bytes(c, &gpu->info, &bytes[i]);
 		if (r < 0)
 			return r;
-		r = gpu->ops->arena_new(ordinal, bytes[i], c->export_kind, c->granule_bytes,
+		if (!i)
+			granule = granule_size(c, bytes[i]);
+		if (c->isolate)
+			bytes[i] = bytes[i] / granule * granule;
+		if (!bytes[i])
+			return kv_error(-EINVAL, "--isolate: device %u has less to reserve than one "
+					"granule of %llu MiB (--granule)", i,
+					(unsigned long long)(granule / MIB));
+		/* An ipc handle is the handle of the whole: it can't be. */
+		r = gpu->ops->arena_new(ordinal, bytes[i],
+					c->isolate && !c->host ? KV_EXPORT_VMM : c->export_kind, granule,
 					&gpu->arena);
 		if (r < 0)
 			return r;
+		gpu->arena->export.sparse = c->isolate;
 		d->n_gpus = i + 1;
 		snprintf(gpu->export_why, sizeof(gpu->export_why), "%.95s", gpu->arena->why);
 		kv_log(KV_LOG_INFO, "device %u: %s, arena of %llu MiB, exported by %s (%s)", i,
 		       gpu->info.name, (unsigned long long)(bytes[i] / MIB),
 		       kv_export_name(gpu->arena->export.kind), gpu->arena->why);
 	}
-	size = extent_size(bytes, n);
+	size = c->isolate ? granule : extent_size(bytes, n);
 	r = kv_journal_new(d, size, kv_extents_map_bytes(n, bytes, size), &map);
 	/* A memfd is born zero. Of device memory nobody promises that: its movers zero it first. */
-	if (!r)
-		kv_extents_init_in(&d->extents, n, bytes, size, c->host, map);
-	return r;
+	if (r < 0)
+		return r;
+	kv_extents_init_in(&d->extents, n, bytes, size, c->host, map);
+	return kv_isolate_start(d, true);
 }
 
 static void on_connection(uint32_t events, void *arg)
@@ -292,6 +319,7 @@ void kv_daemon_stop(struct kv_daemon *d)
 		kv_watch_free(d->gpus[i].owner_watch);
 	}
 	kv_compact_end(d);
+	kv_isolate_end(d);
 	while (!kv_link_is_alone(&d->pools))
 		kv_pool_unload(kv_container_of(d->pools.next, struct kv_pool, link));
 	kv_watch_free(d->keeper_watch);

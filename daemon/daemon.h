@@ -34,6 +34,7 @@
 
 struct kv_daemon;
 struct kv_events;
+struct kv_isolation;
 struct kv_metrics;
 struct kv_mover;
 struct kv_peer;
@@ -55,6 +56,7 @@ struct kv_config {
 	uint64_t reserve_bytes; /* so many bytes of each */
 	uint32_t export_kind;	/* 0: auto */
 	uint64_t granule_bytes;
+	bool isolate; /* clients map granules of their pool only */
 	int loop_kind;
 	const struct kv_policy *policy; /* which cached blocks go first */
 	const char *events;	/* where to publish KV events; NULL: nowhere */
@@ -97,6 +99,7 @@ struct kv_daemon {
 	double queue_time;		  /* of the request that was served last */
 	uint32_t n_spoken[KV_MAX_GPUS]; /* extents that those in the queue still wait for */
 	int64_t look_after;		  /* ns: how long until the queue is looked at without a reason */
+	struct kv_isolation *isolation; /* isolate.c; NULL: clients map whole arenas */
 	struct kv_compaction *compaction; /* compact.c; NULL until the first */
 	bool serving;
 	uint64_t giving_round;
@@ -166,6 +169,7 @@ struct kv_session {
 	const struct kv_op *ops; /* ring in shm */
 	uint32_t grant_capacity, op_capacity;
 	struct kv_session_record *record; /* of its slot; in it our ends of the rings: shm has copies */
+	bool mapped; /* it has been given granules: isolate.c */
 	bool op_in_doubt; /* its next op may have been done already: journal.h */
 	uint64_t bytes;
 	int64_t since_ns;
@@ -261,6 +265,20 @@ void kv_wishes_free(struct kv_link *wishes);
 
 /* main.c: "4G" to bytes; @what names it in the error */
 int kv_size_parse(const char *what, const char *text, uint64_t *ret);
+
+/* isolate.c: which granules a pool's clients can map. Without isolation these do nothing. */
+int kv_isolate_start(struct kv_daemon *d, bool is_first); /* arenas and extents are there. 0; -ENOMEM */
+void kv_isolate_end(struct kv_daemon *d);
+uint64_t kv_isolate_granules(const struct kv_pool *pool); /* words in its pages */
+void kv_isolate_came(struct kv_pool *pool, uint32_t first, uint32_t n); /* extents are its own */
+void kv_isolate_left(struct kv_pool *pool, uint32_t i);		    /* before it is given */
+void kv_isolate_adopt(struct kv_pool *pool); /* its words are made to agree with the map of extents */
+void kv_isolate_handle(struct kv_peer *peer, const struct kv_msg_granules *msg);
+/* kv_isolate_next() - an extent becomes SCRUBBING; *renew: it is to get new memory. 1; 0: none is due */
+uint32_t kv_isolate_next(struct kv_daemon *d, uint32_t gpu, uint32_t *ret, bool *renew);
+void kv_isolate_renewed(struct kv_daemon *d, uint32_t gpu, uint32_t i, int fd); /* takes it over */
+void kv_isolate_withheld(struct kv_daemon *d, uint32_t gpu, uint32_t i); /* there is no memory for it */
+uint64_t kv_isolate_n_renewed(const struct kv_daemon *d, uint32_t gpu);
 
 /* compact.c */
 struct kv_mover_copy;

@@ -52,6 +52,18 @@ int kv_shared_map(int fd, uint64_t bytes, void **ret)
 	return map(fd, bytes, ret);
 }
 
+/* Each by itself: it may be exchanged for another. */
+static int deposit_granules(struct kv_daemon *d, uint32_t gpu)
+{
+	const struct kv_arena *arena = d->gpus[gpu].arena;
+	int r = 0;
+
+	for (uint32_t i = 0; !r && i < arena->export.n_fds; i++)
+		r = kv_keeping_put(&d->keeping, KV_DEPOSIT_GRANULE, (uint64_t)gpu << 32 | i,
+				   &arena->fds[i], 1);
+	return r;
+}
+
 static int deposit_arenas(struct kv_daemon *d)
 {
 	int r = 0;
@@ -63,8 +75,11 @@ static int deposit_arenas(struct kv_daemon *d)
 		saved->info = gpu->info;
 		saved->export = gpu->arena->export;
 		snprintf(saved->why, sizeof(saved->why), "%.127s", gpu->arena->why);
-		r = kv_keeping_put(&d->keeping, KV_DEPOSIT_ARENA, i, gpu->arena->fds,
-				   gpu->arena->export.n_fds);
+		if (gpu->arena->export.sparse)
+			r = deposit_granules(d, i);
+		else
+			r = kv_keeping_put(&d->keeping, KV_DEPOSIT_ARENA, i, gpu->arena->fds,
+					   gpu->arena->export.n_fds);
 		gpu->ops->arena_let_go(gpu->arena);
 		if (!r && gpu->arena->owner_fd >= 0) {
 			int fds[] = { gpu->arena->owner_pidfd, gpu->arena->owner_fd };

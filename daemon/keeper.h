@@ -60,6 +60,7 @@ enum kv_deposit_kind {
 	KV_DEPOSIT_POOL = 4,	/* id: the pool's; fds: index, index for reading, blocks, books */
 	KV_DEPOSIT_SESSION = 5, /* id: the session's; fds: session pages, pidfd of its client */
 	KV_DEPOSIT_MOVER = 6,	/* id: KV_DEPOSIT_MOVER_ID(); fd: pidfd */
+	KV_DEPOSIT_GRANULE = 7, /* of a sparse arena; id: number of the device << 32 | granule; fd */
 };
 
 #define KV_DEPOSIT_MOVER_ID(gpu, pid) ((uint64_t)(gpu) << 32 | (uint32_t)(pid))

@@ -32,6 +32,8 @@ static const char help[] =
 	"                       (0+1), model, revision, or an option of kvctl plan: tp,\n"
 	"                       block-size, kv-dtype, layout, ...; may be repeated\n"
 	"  --granule SIZE       vmm: size of one handle; default: one for the whole arena\n"
+	"  --isolate            clients can map memory of their own pool only, in granules\n"
+	"                       of --granule (a power of two; default 64M to 256M)\n"
 	"  --socket PATH        where to listen; default $KVCACHED_SOCKET, else\n"
 	"                       /run/kvcached/kvcached.sock for root, else\n"
 	"                       $XDG_RUNTIME_DIR/kvcached.sock\n"
@@ -151,7 +153,7 @@ static int parse_policy(const char *text, struct kv_config *c)
 	return kv_error(-EINVAL, "--policy: '%s' given; worth or lru is needed", text);
 }
 
-enum option_id { GPUS = 256, HOST, RESERVE, POOL, EXPORT, GRANULE, SOCKET, SOCKET_MODE, EVENT_LOOP,
+enum option_id { GPUS = 256, HOST, RESERVE, POOL, EXPORT, GRANULE, ISOLATE, SOCKET, SOCKET_MODE, EVENT_LOOP,
 		 POLICY, MAX_CLIENTS, EVENTS, METRICS, LOG_LEVEL, HELP, VERSION, SHM_VERSION, MOVER, WORKER,
 		 USER /* + enum kv_user_limit */ };
 
@@ -162,6 +164,7 @@ static const struct option options[] = {
 	{ "pool", required_argument, NULL, POOL },
 	{ "export", required_argument, NULL, EXPORT },
 	{ "granule", required_argument, NULL, GRANULE },
+	{ "isolate", no_argument, NULL, ISOLATE },
 	{ "socket", required_argument, NULL, SOCKET },
 	{ "socket-mode", required_argument, NULL, SOCKET_MODE },
 	{ "event-loop", required_argument, NULL, EVENT_LOOP },
@@ -213,6 +216,9 @@ static int take_option(int id, const char *arg, struct kv_config *c, bool *gpus_
 		if (!r && c->granule_bytes % KV_ARENA_UNIT)
 			r = kv_error(-EINVAL, "--granule: '%s' is not a multiple of 2M", arg);
 		return r;
+	case ISOLATE:
+		c->isolate = true;
+		return 0;
 	case SOCKET:
 		c->socket = arg;
 		return 0;
@@ -261,6 +267,19 @@ static int take_option(int id, const char *arg, struct kv_config *c, bool *gpus_
 	default:
 		return kv_error(-EINVAL, "see kvcached --help");
 	}
+}
+
+static int check_isolation(const struct kv_config *c)
+{
+	if (c->isolate && c->export_kind == KV_EXPORT_IPC)
+		return kv_error(-EINVAL, "--isolate with --export ipc: an ipc handle is the handle of the "
+				"whole arena, and everybody who has it can write all of it; vmm is needed");
+	if (c->isolate && c->granule_bytes & (c->granule_bytes - 1))
+		return kv_error(-EINVAL, "--granule: %llu bytes given; with --isolate a power of two is "
+				"needed, like 64M", (unsigned long long)c->granule_bytes);
+	if (c->host && c->granule_bytes && !c->isolate)
+		return kv_error(-EINVAL, "--granule with --host: host memory is one piece without --isolate");
+	return 0;
 }
 
 /* The folder that holds a default socket is ours to make. */
@@ -320,6 +339,10 @@ int main(int argc, char **argv)
 			fprintf(stderr, "kvcached: %s\n", kv_error_text());
 			return EXIT_USAGE;
 		}
+	}
+	if (check_isolation(&config) < 0) {
+		fprintf(stderr, "kvcached: %s\n", kv_error_text());
+		return EXIT_USAGE;
 	}
 	if (optind < argc || (config.host && gpus_given)) {
 		fprintf(stderr, optind < argc ? "kvcached: '%s': kvcached takes options only; see --help\n" :

@@ -57,6 +57,7 @@ struct kv_mover {
 	uint64_t number;	/* of the job under way */
 	uint32_t first, n;	/* extents being zeroed; n = 0: none */
 	bool copying;		/* a batch of compact.c */
+	bool renewing;		/* isolate.c: that extent gets new memory */
 	uint64_t scrubbed;
 	uint32_t n_failures; /* since a job succeeded, or nothing was wrong but its death */
 	char error[96];	     /* the last one; "": none since */
@@ -69,18 +70,23 @@ static int send_arena(struct kv_mover *m)
 {
 	const struct kv_arena *arena = m->daemon->gpus[m->gpu].arena;
 	struct kv_mover_arena part = { .export = arena->export };
+	const uint32_t n = arena->export.n_fds;
+	uint32_t i = m->n_sent;
 
 	do {
-		uint32_t left = arena->export.n_fds - m->n_sent;
 		int r;
 
-		part.first_fd = m->n_sent;
-		part.n_fds = left < KV_WIRE_MAX_FDS ? left : KV_WIRE_MAX_FDS;
-		r = kv_socket_send(m->fd, &part, sizeof(part), arena->fds + m->n_sent, part.n_fds, 1);
+		while (i < n && arena->fds[i] < 0)
+			i++;
+		part.first_fd = i;
+		while (i < n && i - part.first_fd < KV_WIRE_MAX_FDS && arena->fds[i] >= 0)
+			i++;
+		part.n_fds = i - part.first_fd;
+		r = kv_socket_send(m->fd, &part, sizeof(part), arena->fds + part.first_fd, part.n_fds, 1);
 		if (r < 0)
 			return r;
-		m->n_sent += part.n_fds;
-	} while (m->n_sent < arena->export.n_fds);
+		m->n_sent = i;
+	} while (i < n);
 	return 0;
 }
 
@@ -173,6 +179,7 @@ static void ended(struct kv_mover *m)
 	if (m->n)
 		kv_extents_scrub_failed(&m->daemon->extents, m->gpu, m->first, m->n);
 	m->n = 0;
+	m->renewing = false;
 	if (m->copying) {
 		m->copying = false;
 		kv_compact_done(m->daemon, m->gpu, false);
@@ -286,7 +293,12 @@ static void give_job(struct kv_mover *m)
 		give_copy(m, copy);
 		return;
 	}
-	m->n = kv_extents_scrub(e, m->gpu, most, &m->first);
+	if (m->daemon->isolation) {
+		m->n = kv_isolate_next(m->daemon, m->gpu, &m->first, &m->renewing);
+		job.op = m->renewing ? KV_MOVER_RENEW : KV_MOVER_ZERO;
+	} else {
+		m->n = kv_extents_scrub(e, m->gpu, most, &m->first);
+	}
 	if (!m->n)
 		return;
 	job.number = ++m->number;
@@ -302,8 +314,9 @@ static void give_job(struct kv_mover *m)
 static void on_answer(struct kv_mover *m)
 {
 	struct kv_daemon *d = m->daemon;
+	kv_cleanup(kv_closep) int new_fd = -1;
 	struct kv_mover_job job;
-	int64_t n = kv_socket_receive(m->fd, &job, sizeof(job), NULL, 0, NULL, 1);
+	int64_t n = kv_socket_receive(m->fd, &job, sizeof(job), &new_fd, 1, NULL, 1);
 
 	if (n == -EAGAIN)
 		return;
@@ -311,7 +324,15 @@ static void on_answer(struct kv_mover *m)
 		failed(m, n == 0 ? "it ended" : "an answer that makes no sense");
 		return;
 	}
-	if (job.result < 0) {
+	if (m->ready && m->renewing && job.result == -ENOMEM) {
+		m->n = 0;
+		m->renewing = false;
+		kv_isolate_withheld(d, m->gpu, m->first);
+		kv_timer_set(m->timer, -1);
+		give_job(m);
+		return;
+	}
+	if (job.result < 0 || (m->ready && m->renewing && new_fd < 0)) {
 		job.text[sizeof(job.text) - 1] = 0;
 		failed(m, job.text);
 		return;
@@ -323,6 +344,9 @@ static void on_answer(struct kv_mover *m)
 		m->copying = false;
 		kv_compact_done(d, m->gpu, true);
 	} else {
+		if (m->renewing)
+			kv_isolate_renewed(d, m->gpu, m->first, kv_steal_fd(&new_fd));
+		m->renewing = false;
 		kv_extents_cleaned(&d->extents, m->gpu, m->first, m->n);
 		m->scrubbed += (uint64_t)m->n * d->extents.bytes;
 		m->n_failures = 0;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What worker and mover say to each other on their private socket. First the arena with its fds (as
- * many packets as they need), then jobs, one at a time; a job's answer repeats its number.
+ * many packets as they need: runs of those there are, the last one ends at n_fds), then jobs, one at a
+ * time; a job's answer repeats its number, and a new granule's descriptor comes with it.
  */
 #ifndef KV_DAEMON_MOVER_H
 #define KV_DAEMON_MOVER_H
@@ -17,6 +18,7 @@ struct kv_mover_arena {
 enum kv_mover_op {
 	KV_MOVER_READY = 0, /* mover to worker: attached, or the error */
 	KV_MOVER_ZERO = 1,
+	KV_MOVER_RENEW = 3, /* sparse: the granule at offset gets memory that nobody has, zeroed */
 	KV_MOVER_COPY = 2, /* n_pairs blocks of `bytes`, from and to as follows the job */
 };
 

@@ -259,10 +259,15 @@ static void handle_arena(struct kv_peer *peer, const void *data)
 	}
 	arena = peer->daemon->gpus[msg->gpu].arena;
 	reply.export = arena->export;
-	reply.n_fds = arena->export.n_fds - msg->first_fd;
+	reply.n_fds = arena->export.sparse ? 0 : arena->export.n_fds - msg->first_fd;
 	reply.n_fds = reply.n_fds < KV_WIRE_MAX_FDS ? reply.n_fds : KV_WIRE_MAX_FDS;
 	kv_wire_init(&reply.head, KV_MSG_ARENA_PART, sizeof(reply), msg->head.tag);
 	kv_peer_send(peer, &reply, sizeof(reply), arena->fds + msg->first_fd, reply.n_fds);
+}
+
+static void handle_granules(struct kv_peer *peer, const void *data)
+{
+	kv_isolate_handle(peer, data);
 }
 
 static void handle_lease(struct kv_peer *peer, const void *data)
@@ -277,6 +282,9 @@ static void handle_kick(struct kv_peer *peer, const void *data)
 {
 	/* The ring was drained on arrival, as for every message; a cached block may have been let go. */
 	(void)data;
+	/* Or memory: what waited for that can be cleaned. */
+	if (peer->daemon->isolation)
+		kv_mover_scrub(peer->daemon);
 	kv_capacity_serve(peer->daemon);
 }
 
@@ -344,6 +352,7 @@ static const struct handler {
 	[KV_MSG_POOL_CLOSE] = { sizeof(struct kv_msg_plain), false, true, handle_pool_close },
 	[KV_MSG_POOL_LAYOUT] = { sizeof(struct kv_msg_plain), false, true, handle_layout },
 	[KV_MSG_ARENA] = { sizeof(struct kv_msg_arena), false, false, handle_arena },
+	[KV_MSG_GRANULES] = { sizeof(struct kv_msg_granules), false, true, handle_granules },
 	[KV_MSG_LEASE] = { sizeof(struct kv_msg_lease), false, true, handle_lease },
 	[KV_MSG_WANT] = { sizeof(struct kv_msg_lease), false, true, handle_lease },
 	[KV_MSG_KICK] = { sizeof(struct kv_msg_plain), false, true, handle_kick },

@@ -50,6 +50,20 @@ static int take_journal(struct kv_daemon *d)
 	return 0;
 }
 
+/* One that was being renewed isn't there: its extent is dirty, kv_isolate_start() sees to it. */
+static int take_granules(struct kv_daemon *d, uint32_t i, struct kv_arena *arena)
+{
+	struct kv_deposit *deposit = NULL;
+
+	while ((deposit = kv_deposits_find(&d->keeping.found, deposit, KV_DEPOSIT_GRANULE))) {
+		uint32_t k = (uint32_t)deposit->id;
+
+		if (deposit->id >> 32 == i && k < arena->export.n_fds && deposit->n_fds == 1)
+			arena->fds[k] = kv_steal_fd(&deposit->fds[0]);
+	}
+	return 0;
+}
+
 /* All parts of an arena, in order. */
 static int take_fds(struct kv_daemon *d, uint32_t i, struct kv_arena *arena)
 {
@@ -60,6 +74,8 @@ static int take_fds(struct kv_daemon *d, uint32_t i, struct kv_arena *arena)
 	if (!arena->fds)
 		return kv_error(-ENOMEM, "no memory for %u descriptors", arena->export.n_fds);
 	memset(arena->fds, -1, arena->export.n_fds * sizeof(*arena->fds));
+	if (arena->export.sparse)
+		return take_granules(d, i, arena);
 	while ((deposit = kv_deposits_find(&d->keeping.found, deposit, KV_DEPOSIT_ARENA))) {
 		uint32_t first = deposit->part * KV_KEEPER_MAX_FDS;
 
@@ -112,7 +128,7 @@ static int take_arenas(struct kv_daemon *d)
 		return kv_error(-EPROTO, "the journal is too short for the map of extents");
 	kv_extents_adopt(&d->extents, d->n_gpus, bytes, j->extent_bytes,
 			 (char *)d->journal + KV_JOURNAL_BYTES);
-	return 0;
+	return kv_isolate_start(d, false);
 }
 
 /* The keeper has killed them. Those that have not ended may still write to what they were given. */

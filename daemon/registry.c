@@ -126,8 +126,10 @@ static int make_pages(struct kv_pool *pool, const struct kv_msg_pool_open *msg)
 
 	if (getrandom(&head.seed, sizeof(head.seed), 0) != sizeof(head.seed))
 		return -EIO;
-	head.index_bytes = page_up(head.buckets_offset +
-				   (uint64_t)n_buckets * KV_BUCKET_WORDS * sizeof(uint64_t));
+	head.granules_offset = page_up(head.buckets_offset +
+				       (uint64_t)n_buckets * KV_BUCKET_WORDS * sizeof(uint64_t));
+	head.n_granules = kv_isolate_granules(pool);
+	head.index_bytes = page_up(head.granules_offset + head.n_granules * sizeof(uint64_t));
 	head.tokens_offset = page_up(head.descriptors_offset +
 				     (uint64_t)id_limit * sizeof(struct kv_shm_block));
 	head.rows_offset = page_up(head.tokens_offset +

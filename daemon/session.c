@@ -174,6 +174,7 @@ int kv_session_adopt(struct kv_pool *pool, uint32_t slot, const int fds[2])
 	s->fd = kv_steal_fd(&fd);
 	s->id = record->id;
 	s->since_ns = record->since_ns;
+	s->mapped = record->mapped;
 	s->n_published = record->n_published;
 	s->op_in_doubt = true;
 	head = lay_out(s);

@@ -233,6 +233,8 @@ KV_PUBLIC int kv_batch_build(struct kv_batch *b, const struct kv_batch_item *ite
 	int r = kv_forked(b->pool->fork_generation);
 
 	if (!r)
+		r = kv_granules_need(b->pool, kv_deadline(0));
+	if (!r)
 		r = check_items(b, items, n_items, pad_seqs, pad_tokens);
 	if (!r)
 		r = take_copies(b);

@@ -341,5 +341,7 @@ KV_PUBLIC int kv_gseq_lookup(struct kv_gseq *seq, const int32_t *tokens, size_t 
 	seq->len = s.best;
 	kv_gseq_cut_digests(seq);
 	*ret_hit = seq->len;
-	return 0;
+	for (uint32_t g = 0; !r && g < seq->groups->n; g++)
+		r = kv_granules_need(seq->groups->groups[g].pool, kv_deadline(0));
+	return r;
 }

@@ -7,6 +7,7 @@
  *   pool.c        opening, mapping, views           magazine.c  leases at hand, give, the op ring
  *   later.c       what waits for GPU work           sequence.c, lookup.c, publish.c, batch.c
  *   pin.h         holding cached blocks             identity.c  fields, extras, epochs
+ *   granules.c    what is mapped (--isolate)
  *   promise.c     waiting for what others compute   group*.c    sequences of several groups
  *
  * A kv_pool has a connection of its own: it is one session of the daemon. Its hot path (take, give, pin,
@@ -121,6 +122,9 @@ struct kv_pool {
 	uint32_t gpu_mask, mapped_mask;
 	int32_t device; /* enum kv_device; HOST as well where the pool isn't mapped */
 	struct kv_memory *memory[KV_MAX_GPUS];
+	bool sparse; /* granules.c: what is mapped follows the pool's granules */
+	uint64_t map_seen; /* what was the pool's by this map_revision is mapped */
+	uint64_t *granules[KV_MAX_GPUS]; /* [head.n_granules] the words that are mapped; 0: nothing is */
 
 	struct kv_shm_pool head; /* a copy: in a forked child the pages are not there */
 	void *index;
@@ -148,6 +152,28 @@ struct kv_pool {
 	uint32_t n_lookups;
 	struct kv_seq *spare; /* one that was freed, or NULL: its arrays serve the next */
 };
+
+/* ---- granules.c: kvcached --isolate ---- */
+
+/* kv_granules_init() - nothing of @gpu is mapped yet. 0 or -ENOMEM */
+int kv_granules_init(struct kv_pool *pool, uint32_t gpu);
+int kv_granules_sync(struct kv_pool *pool, int64_t deadline);
+void kv_granules_let_go(struct kv_pool *pool);
+
+static inline bool kv_granules_stale(const struct kv_pool *pool)
+{
+	const struct kv_shm_pool *page = pool->index;
+
+	/* Pairs with the release in the daemon's publish(). */
+	return __builtin_expect(pool->sparse, 0) &&
+	       kv_load_acquire(&page->map_revision) != pool->map_seen;
+}
+
+/* kv_granules_need() - all that is the pool's is mapped from here on. 0; negative with text */
+static inline int kv_granules_need(struct kv_pool *pool, int64_t deadline)
+{
+	return kv_granules_stale(pool) ? kv_granules_sync(pool, deadline) : 0;
+}
 
 /* ---- magazine.c ---- */
 

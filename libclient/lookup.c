@@ -272,7 +272,7 @@ static int lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *r
 				 pool->session->hit_tokens + (found - first) * size);
 	}
 	*ret_hit = seq->len;
-	return 0;
+	return kv_granules_need(pool, kv_deadline(0));
 }
 
 /* One in eight is timed: looking at the clock costs as much as finding a block. */

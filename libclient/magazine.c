@@ -115,6 +115,13 @@ static int collect_grants(struct kv_pool *pool)
 	/* The daemon may have taken some back. */
 	pool->grant_tail = kv_load_relaxed(&pool->session->grants.tail);
 	n = kv_ring_readable(&pool->session->grants, pool->grant_tail, pool->grant_capacity);
+	/* Before a block is handed out its memory is mapped; else it stays in the ring. */
+	if (n > 0) {
+		int r = kv_granules_need(pool, kv_deadline(0));
+
+		if (r < 0)
+			return lost(pool, r);
+	}
 	if (n < 0)
 		return lost(pool, kv_error(-EPROTO, "daemon: its ring of grants makes no sense"));
 	for (; n; n--) {

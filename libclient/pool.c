@@ -210,14 +210,21 @@ static int attach_gpu(struct kv_pool *pool, uint32_t gpu, int64_t deadline)
 			break;
 		export = part->export;
 		have += n;
+		if (export.sparse)
+			break;
 		if (n != part->n_fds || (!n && export.n_fds)) {
 			r = kv_error(-EPROTO, "daemon: %u of %u descriptors of device %u came", have,
 				     export.n_fds, gpu);
 			break;
 		}
 	} while (have < export.n_fds);
-	if (!r)
+	if (!r && export.sparse) {
+		r = kv_memory_attach_sparse(&export, false, &pool->memory[gpu]);
+		if (!r)
+			r = kv_granules_init(pool, gpu);
+	} else if (!r) {
 		r = kv_memory_attach(&export, fds, false, &pool->memory[gpu]);
+	}
 	while (have)
 		kv_close(fds[--have]);
 	free(fds);
@@ -243,7 +250,7 @@ static int attach(struct kv_pool *pool, const struct kv_pool_options *o, int64_t
 			pool->device = kv_memory_device(pool->memory[gpu]);
 	}
 	pool->mapped_mask = mask;
-	return 0;
+	return kv_granules_need(pool, deadline);
 }
 
 /* In a forked child the shared pages are not mapped: what is there now is something else. */
@@ -259,10 +266,18 @@ static void unmap_shared(struct kv_pool *pool)
 		munmap(pool->index, pool->index_bytes);
 }
 
+static void unmap_memory(struct kv_pool *pool)
+{
+	for (uint32_t gpu = 0; gpu < KV_MAX_GPUS; gpu++) {
+		pool->memory[gpu] = kv_memory_detach(pool->memory[gpu]);
+		free(pool->granules[gpu]);
+		pool->granules[gpu] = NULL;
+	}
+}
+
 static void discard(struct kv_pool *pool)
 {
-	for (uint32_t gpu = 0; gpu < KV_MAX_GPUS; gpu++)
-		kv_memory_detach(pool->memory[gpu]);
+	unmap_memory(pool);
 	if (pool->refs)
 		munmap(pool->refs, arrays_bytes(pool));
 	unmap_shared(pool);
@@ -365,6 +380,9 @@ KV_PUBLIC struct kv_pool *kv_pool_close(struct kv_pool *pool)
 	if (!kv_forked(pool->fork_generation) && !pool->lost &&
 	    !kv_later_finish(pool, kv_deadline(0))) {
 		kv_ops_kick(pool);
+		/* What is still mapped when the session ends would be memory that is used twice. */
+		if (pool->sparse)
+			unmap_memory(pool);
 		say_goodbye(pool);
 	}
 	while (!kv_link_is_alone(&pool->later))
@@ -401,7 +419,16 @@ KV_PUBLIC int kv_pool_pressure(struct kv_pool *pool, struct kv_pressure *ret)
 	ret->sequence = kv_load_acquire(&s->pressure);
 	ret->n_blocks = kv_load_relaxed(&s->pressure_blocks);
 	ret->deadline_ns = kv_load_relaxed(&s->pressure_deadline);
+	if (kv_granules_stale(pool))
+		kv_granules_let_go(pool);
 	return ret->n_blocks > 0;
+}
+
+KV_PUBLIC int kv_pool_map(struct kv_pool *pool, int64_t timeout)
+{
+	int r = kv_forked(pool->fork_generation);
+
+	return r < 0 ? r : kv_granules_need(pool, kv_deadline(timeout));
 }
 
 KV_PUBLIC const struct kv_layout *kv_pool_layout(const struct kv_pool *pool)

@@ -74,6 +74,9 @@ static const struct kv_stat_field gpu_fields[] = {
 	G(mover_pid, "", "process that zeroes memory; 0: the daemon"),
 	G(scrubbed_bytes_total, "bytes", "zeroed since the start"),
 	GT(mover_error, "why its mover failed last; empty: all is well"),
+	G(bytes_granule, "bytes", "mapped by one pool's clients; 0: no isolation"),
+	G(bytes_held, "bytes", "missing: an earlier pool's clients keep it"),
+	G(renewed_bytes_total, "bytes", "made anew after clients had had it"),
 	{ NULL },
 };
 

@@ -69,7 +69,10 @@
 	X(worker_granted)          \
 	X(worker_grants_counted)   \
 	X(worker_grants_posted)    \
-	X(worker_rebuilt)
+	X(worker_rebuilt)          \
+	X(worker_granules_written) \
+	X(worker_granule_given_up) \
+	X(worker_granule_deposited)
 
 enum kv_killpoint {
 #define KV_KILLPOINT_NUMBER(name) KV_KILLPOINT_##name,

@@ -46,9 +46,9 @@
 #include "include/kvcached/types.h"
 
 #define KV_SHM_MAGIC 0x31637663646b764bull
-#define KV_SHM_ABI 4
+#define KV_SHM_ABI 5
 /* What a program must say to be run on pages that another one made: kvcached --shm-version. */
-#define KV_SHM_VERSION "shm-4"
+#define KV_SHM_VERSION "shm-5"
 #define KV_HOLDER_WORDS (KV_MAX_SESSIONS / 64)
 
 enum kv_block_state {
@@ -162,6 +162,14 @@ struct kv_shm_pool {
 	uint64_t promises_offset;    /* in the blocks memfd: [KV_PROMISES] words */
 	uint64_t live[KV_HOLDER_WORDS]; /* daemon writes: slots whose client may still publish */
 	struct kv_shm_limits limits;
+	/*
+	 * kvcached --isolate: which granules of the arenas are the pool's. A word is 0, or the revision
+	 * at which the granule came: who has mapped it under another maps it anew. The daemon writes the
+	 * words, then the revision.
+	 */
+	uint64_t granules_offset; /* [n_granules] words in this memfd */
+	uint64_t n_granules;	  /* 0: there are none, clients map whole arenas */
+	uint64_t map_revision;
 };
 
 /*
@@ -245,6 +253,7 @@ struct kv_shm_session {
 	uint32_t busy __attribute__((aligned(64)));
 	uint32_t n_stack;
 	uint32_t fenced;
+	uint64_t let_go; /* it has unmapped what had left the pool by this map_revision */
 	/* Client writes, daemon reads for stats. */
 	uint64_t lookup_tokens;
 	uint64_t hit_tokens;
@@ -265,6 +274,11 @@ static inline int32_t *kv_shm_tokens(void *blocks, const struct kv_shm_pool *poo
 {
 	return (int32_t *)((char *)blocks + pool->tokens_offset) +
 	       (int64_t)id * pool->block_tokens;
+}
+
+static inline uint64_t *kv_shm_granules(struct kv_shm_pool *pool)
+{
+	return (uint64_t *)((char *)pool + pool->granules_offset);
 }
 
 static inline uint64_t *kv_shm_promises(void *blocks, const struct kv_shm_pool *pool)

@@ -55,6 +55,8 @@ enum kv_msg_type {
 	KV_MSG_POOL_SET = 50, /* answered by KV_MSG_POOL_LIMITS */
 	KV_MSG_POOL_LIMITS = 51,
 	KV_MSG_POOL_COMPACT = 52,
+	KV_MSG_GRANULES = 60, /* --isolate: answered by KV_MSG_GRANULES_PART, with a fd for each item */
+	KV_MSG_GRANULES_PART = 61,
 };
 
 struct kv_wire_head {
@@ -155,6 +157,26 @@ struct kv_msg_arena_part {
 	struct kv_arena_export export;
 	uint32_t first_fd;
 	uint32_t n_fds; /* in this message */
+};
+
+struct kv_msg_granules {
+	struct kv_wire_head head;
+	uint32_t gpu;
+	uint32_t n;
+	uint32_t index[KV_WIRE_MAX_FDS];
+};
+
+struct kv_granule_item {
+	uint64_t word; /* what stands for it in the pool's pages: include/internal/shm.h */
+	uint32_t index;
+	uint32_t reserved;
+};
+
+struct kv_msg_granules_part { /* those that are the pool's */
+	struct kv_wire_head head;
+	uint32_t n;
+	uint32_t reserved;
+	struct kv_granule_item items[KV_WIRE_MAX_FDS];
 };
 
 struct kv_msg_lease { /* LEASE, WANT */

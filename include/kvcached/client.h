@@ -193,6 +193,22 @@ struct kv_pressure {
  */
 int kv_pool_pressure(struct kv_pool *pool, struct kv_pressure *ret);
 
+/**
+ * kv_pool_map() - map the memory that the pool has got, let go of what it has lost
+ *
+ * Only of use with kvcached --isolate, where a process maps its pool's granules (64 to 256 MiB of a GPU)
+ * and they come and go with what the pool needs. Taking blocks, lookups and kv_batch_build() do it by
+ * themselves, so the blocks they bring can be used at once. Who is told of blocks by another process (a
+ * worker by its scheduler) calls this before work that uses them is queued, and so does, now and then,
+ * who is idle: what it keeps mapped others can't have for up to a second. kv_pool_pressure() lets go as
+ * well. If nothing has changed this is a load; a new granule costs some milliseconds. The place of a
+ * block in this process never changes, and running kernels are not waited for: a granule is mapped
+ * before its first block comes, and unmapped when no block of it is held any more.
+ *
+ * Return: 0; -ETIMEDOUT; -ENOMEM; -ECONNRESET; -EIO with the driver's error.
+ */
+int kv_pool_map(struct kv_pool *pool, int64_t timeout);
+
 /* kv_pool_layout() - the pool's layout; lives as long as the pool */
 const struct kv_layout *kv_pool_layout(const struct kv_pool *pool);
 

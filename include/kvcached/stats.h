@@ -56,6 +56,10 @@ struct kv_gpu_stats {
 	uint64_t mover_pid;
 	uint64_t scrubbed_bytes_total;
 	char mover_error[96]; /* why its mover failed last; "" since it has zeroed something */
+	/* kvcached --isolate */
+	uint64_t bytes_granule; /* what clients of one pool alone can map; 0: all can map all */
+	uint64_t bytes_held; /* of bytes_scrubbing: missing, clients of an earlier pool keep it mapped */
+	uint64_t renewed_bytes_total; /* given up after clients had it, and made anew */
 };
 
 struct kv_pool_stats {

@@ -65,6 +65,8 @@ static pid_t spawn(const char *const *options, int out)
 		args[n++] = "--event-loop";
 		args[n++] = loop;
 	}
+	if (getenv("KV_TEST_ISOLATE"))
+		args[n++] = "--isolate";
 	while (*options && n < MAX_ARGS - 1)
 		args[n++] = *options++;
 	child = fork();
