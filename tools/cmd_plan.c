@@ -92,7 +92,7 @@ static int parse_model(struct kv_ctl *ctl, const char *text, struct one *m)
 	return r ? kv_ctl_broken(ctl, r) : KV_EXIT_DONE;
 }
 
-static const struct option long_options[] = {
+const struct option kv_plan_long_options[] = {
 	{"budget", required_argument, NULL, 'b'},
 	{"tp", required_argument, NULL, 't'},
 	{"kv-dtype", required_argument, NULL, 'k'},
@@ -117,7 +117,7 @@ static int take_option(struct kv_ctl *ctl, struct asked *a, int c, const char *a
 {
 	const char *name = NULL;
 
-	for (const struct option *o = long_options; o->name; o++)
+	for (const struct option *o = kv_plan_long_options; o->name; o++)
 		name = o->val == c ? o->name : name;
 	switch (c) {
 	case 'b':
@@ -148,7 +148,7 @@ static int parse(struct kv_ctl *ctl, struct asked *a, int argc, char **argv)
 
 	optind = 0; /* the options before the command were parsed by the same getopt */
 	opterr = 0;
-	while ((c = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "", kv_plan_long_options, NULL)) != -1) {
 		if (c == '?')
 			return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
 					     "plan: %s: unknown, or lacks a value",

@@ -141,7 +141,7 @@ int kv_cmd_pool_show(struct kv_ctl *ctl, int argc, char **argv)
 	return KV_EXIT_DONE;
 }
 
-static const struct option limit_options[] = {
+const struct option kv_limit_options[] = {
 	{"min", required_argument, NULL, 'm'},	  {"max", required_argument, NULL, 'M'},
 	{"weight", required_argument, NULL, 'w'}, {"revision", required_argument, NULL, 'r'},
 	{"json", no_argument, NULL, 'j'},	  {NULL},
@@ -203,7 +203,7 @@ int kv_cmd_pool_set(struct kv_ctl *ctl, int argc, char **argv)
 
 	optind = 0;
 	opterr = 0;
-	while ((c = getopt_long(argc, argv, "-:j", limit_options, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "-:j", kv_limit_options, NULL)) != -1) {
 		if (c == ':')
 			return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "option '%s' needs a value",
 					     argv[optind - 1]);

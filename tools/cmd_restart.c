@@ -8,7 +8,7 @@
 #include "include/internal/cleanup.h"
 #include "tools/kvctl.h"
 
-static const struct option restart_options[] = {
+const struct option kv_restart_options[] = {
 	{"binary", required_argument, NULL, 'b'},
 	{"json", no_argument, NULL, 'j'},
 	{NULL},
@@ -46,7 +46,7 @@ int kv_cmd_restart(struct kv_ctl *ctl, int argc, char **argv)
 
 	optind = 0;
 	opterr = 0;
-	while ((c = getopt_long(argc, argv, ":j", restart_options, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, ":j", kv_restart_options, NULL)) != -1) {
 		if (c == 'b')
 			binary = optarg;
 		else if (c == 'j')

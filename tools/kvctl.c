@@ -24,17 +24,7 @@
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 #define MAX_TIMEOUT_S 3600
 
-struct command {
-	const char *object;
-	const char *command; /* NULL: the object alone is the command */
-	const char
-		*args; /* "NAME" must be there, "[NAME]" may, "[NAME...]" any number of times;
-			* "..." takes all, options included */
-	const char *help;
-	int (*run)(struct kv_ctl *ctl, int argc, char **argv);
-};
-
-static const struct command commands[] = {
+static const struct kv_command commands[] = {
 	{"stats", NULL, "", "the daemon, its devices, pools and sessions on one screen",
 	 kv_cmd_stats},
 	{"top", NULL, "[COUNT]", "what goes on, again and again; keys: ? in it says which", kv_cmd_top},
@@ -42,7 +32,7 @@ static const struct command commands[] = {
 	{"pool", "show", "NAME", "everything about one pool, and who is attached",
 	 kv_cmd_pool_show},
 	{"pool", "set", "NAME ...", "change its limits: --min SIZE, --max SIZE, --weight N",
-	 kv_cmd_pool_set},
+	 kv_cmd_pool_set, kv_limit_options},
 	{"pool", "compact", "NAME [RATE]", "move what is cached together; RATE: bytes a second",
 	 kv_cmd_pool_compact},
 	{"pool", "drop", "NAME", "evict what nobody holds; without sessions, remove the pool",
@@ -53,13 +43,16 @@ static const struct command commands[] = {
 	 kv_cmd_session_list},
 	{"session", "show", "ID", "everything about one session", kv_cmd_session_show},
 	{"plan", NULL, "...", "what a model's cache costs and how much fits; asks no daemon",
-	 kv_cmd_plan},
+	 kv_cmd_plan, kv_plan_long_options},
 	{"check", NULL, "", "let the daemon prove its books; exit status 1 if they don't balance",
 	 kv_cmd_check},
 	{"doctor", NULL, "[PROBE...]", "what this machine lacks, and what to change; needs no daemon",
 	 kv_cmd_doctor},
 	{"restart-worker", NULL, "...", "another worker takes over: [--binary PATH], a newer program",
-	 kv_cmd_restart},
+	 kv_cmd_restart, kv_restart_options},
+	{"bench", NULL, "...", "kvbench on this daemon: BENCHMARK [OPTION...]", kv_cmd_bench},
+	{"completion", NULL, "...", "what makes a shell complete kvctl: bash, zsh or fish",
+	 kv_cmd_completion},
 	{"ping", NULL, "[COUNT]", "time round trips to the daemon", kv_cmd_ping},
 };
 
@@ -82,6 +75,17 @@ static const char options_help[] =
 	"  -V, --version          version of kvctl\n"
 	"\n"
 	"Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon, 4 warnings of doctor.\n";
+
+const struct kv_command *kv_ctl_commands(size_t *ret_n)
+{
+	*ret_n = ARRAY_SIZE(commands);
+	return commands;
+}
+
+const struct option *kv_ctl_options(void)
+{
+	return options;
+}
 
 int64_t kv_ctl_now(void)
 {
@@ -195,7 +199,7 @@ int kv_ctl_size(const char *text, uint64_t *ret)
 	return 0;
 }
 
-static bool takes_all(const struct command *c)
+static bool takes_all(const struct kv_command *c)
 {
 	const char *dots = strstr(c->args, "...");
 
@@ -204,14 +208,14 @@ static bool takes_all(const struct command *c)
 
 static bool takes_its_own(const char *object, const char *command)
 {
-	for (const struct command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
+	for (const struct kv_command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
 		if (!strcmp(object, c->object) && c->command && !strcmp(command, c->command))
 			return takes_all(c);
 	}
 	return false;
 }
 
-static void count_args(const struct command *c, int *ret_min, int *ret_max)
+static void count_args(const struct kv_command *c, int *ret_min, int *ret_max)
 {
 	*ret_min = *ret_max = 0;
 	for (const char *word = c->args; *word; word += strspn(word, " ")) {
@@ -223,7 +227,7 @@ static void count_args(const struct command *c, int *ret_min, int *ret_max)
 	}
 }
 
-static int usage_of(char *ret, size_t size, const struct command *c)
+static int usage_of(char *ret, size_t size, const struct kv_command *c)
 {
 	return snprintf(ret, size, "%s%s%s%s%s", c->object, c->command ? " " : "",
 			c->command ? c->command : "", *c->args ? " " : "", c->args);
@@ -235,7 +239,7 @@ static void print_help(struct kv_ctl *ctl, const char *object)
 	char usage[64];
 
 	fprintf(ctl->emit.out, "Usage: kvctl [OPTION...] OBJECT COMMAND [ARG...]\n\nCommands:\n");
-	for (const struct command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
+	for (const struct kv_command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
 		if (object && strcmp(object, c->object))
 			continue;
 		usage_of(usage, sizeof(usage), c);
@@ -269,7 +273,7 @@ static unsigned distance(const char *a, const char *b)
 }
 
 /* How far the typed words are from a command, also if they were exchanged. @second may be "". */
-static unsigned words_distance(const char *first, const char *second, const struct command *c)
+static unsigned words_distance(const char *first, const char *second, const struct kv_command *c)
 {
 	const char *command = c->command && *second ? c->command : "";
 	unsigned straight = distance(first, c->object) + (*command ? distance(second, command) : 0);
@@ -281,10 +285,10 @@ static unsigned words_distance(const char *first, const char *second, const stru
 
 static int suggest(struct kv_ctl *ctl, const char *what, const char *first, const char *second)
 {
-	const struct command *nearest = commands;
+	const struct kv_command *nearest = commands;
 	char usage[64];
 
-	for (const struct command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
+	for (const struct kv_command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
 		if (words_distance(first, second, c) < words_distance(first, second, nearest))
 			nearest = c;
 	}
@@ -300,7 +304,7 @@ static int refuse_words(struct kv_ctl *ctl, const char *object, const char *comm
 	char what[256];
 	size_t n = 0;
 
-	for (const struct command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
+	for (const struct kv_command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
 		if (c->command && !strcmp(object, c->object) && n < sizeof(what))
 			n += snprintf(what + n, sizeof(what) - n, "%s%s", n ? ", " : "",
 				      c->command);
@@ -400,7 +404,7 @@ static int parse_options(struct kv_ctl *ctl, int argc, char **argv, const char *
 }
 
 /* Once, or with --watch until it fails or is interrupted; top does that by itself. */
-static int run_again(struct kv_ctl *ctl, const struct command *c, int argc, char **argv)
+static int run_again(struct kv_ctl *ctl, const struct kv_command *c, int argc, char **argv)
 {
 	bool screen = ctl->watch_ns && !ctl->emit.json && isatty(fileno(ctl->emit.out));
 	struct timespec pause = {.tv_sec = ctl->watch_ns / KV_SEC, .tv_nsec = ctl->watch_ns % KV_SEC};
@@ -429,7 +433,7 @@ static int run_command(struct kv_ctl *ctl, int argc, char **argv)
 	char usage[64];
 	int min, max, n_args;
 
-	for (const struct command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
+	for (const struct kv_command *c = commands; c < commands + ARRAY_SIZE(commands); c++) {
 		int n_words = c->command ? 2 : 1;
 
 		if (strcmp(argv[0], c->object) ||
@@ -458,7 +462,7 @@ static int run(struct kv_ctl *ctl, int argc, char **argv)
 	object = argc > 0 ? argv[0] : NULL;
 
 	/* Options may also stand behind the words, except where a command has its own. */
-	for (const struct command *c = commands; object && c < commands + ARRAY_SIZE(commands);
+	for (const struct kv_command *c = commands; object && c < commands + ARRAY_SIZE(commands);
 	     c++) {
 		if (strcmp(object, c->object) || takes_all(c))
 			continue;

@@ -9,6 +9,7 @@
 #ifndef KV_TOOLS_KVCTL_H
 #define KV_TOOLS_KVCTL_H
 
+#include <getopt.h>
 #include <stdbool.h>
 
 #include <kvcached/stats.h>
@@ -33,6 +34,21 @@ struct kv_ctl {
 	int64_t watch_ns;	  /* --watch: the command is run again after so long; 0: once */
 	struct kv_client *client; /* NULL until kv_ctl_connect() */
 };
+
+/* A row of the table of commands, from which help, checks of usage and completion come. */
+struct kv_command {
+	const char *object;
+	const char *command; /* NULL: the object alone is the command */
+	const char
+		*args; /* "NAME" must be there, "[NAME]" may, "[NAME...]" any number of times;
+			* "..." takes all, options included */
+	const char *help;
+	int (*run)(struct kv_ctl *ctl, int argc, char **argv);
+	const struct option *own; /* its own options, besides those of all; NULL: none */
+};
+
+const struct kv_command *kv_ctl_commands(size_t *ret_n);
+const struct option *kv_ctl_options(void); /* those of all commands */
 
 int64_t kv_ctl_now(void);
 
@@ -65,12 +81,23 @@ int kv_cmd_top(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_stats(struct kv_ctl *ctl, int argc, char **argv);
 
 /* cmd_restart.c */
+extern const struct option kv_restart_options[];
 int kv_cmd_restart(struct kv_ctl *ctl, int argc, char **argv);
 
+/* cmd_bench.c */
+/* kv_ctl_kvbench() - run it in this process's place; returns only if that fails */
+int kv_ctl_kvbench(struct kv_ctl *ctl, int argc, char **argv);
+int kv_cmd_bench(struct kv_ctl *ctl, int argc, char **argv);
+
+/* cmd_completion.c */
+int kv_cmd_completion(struct kv_ctl *ctl, int argc, char **argv);
+
 /* cmd_plan.c */
+extern const struct option kv_plan_long_options[];
 int kv_cmd_plan(struct kv_ctl *ctl, int argc, char **argv);
 
 /* cmd_pool.c */
+extern const struct option kv_limit_options[];
 int kv_cmd_pool_list(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_show(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_set(struct kv_ctl *ctl, int argc, char **argv);

@@ -29,7 +29,8 @@ at()
 say "programs, library and headers"
 for name in bin/kvctl bin/kvengine bin/kvbench sbin/kvcached /libkvclient.so.0 /libkvclient.so \
 	share/kvcached/kvcached-alerts.yml share/kvcached/kvcached-dashboard.json \
-	share/doc/kvcached/examples/share.c share/doc/kvcached/examples/toy.py; do
+	bash-completion/completions/kvctl.bash zsh/site-functions/_kvctl \
+	fish/vendor_completions.d/kvctl.fish share/doc/kvcached/examples/share.c share/doc/kvcached/examples/toy.py; do
 	at "$name" > /dev/null || exit 1
 done
 include=$(dirname "$(at /kvcached/kvcached.h)")
