@@ -36,7 +36,7 @@ static uint64_t score_lru(const struct kv_books *b, int32_t id)
 	return stamp < now ? stamp : now;
 }
 
-static uint8_t class_of(const struct kv_books *b, int32_t id)
+uint8_t kv_books_class(const struct kv_books *b, int32_t id)
 {
 	const struct kv_book *book = &b->books[id];
 
@@ -46,7 +46,7 @@ static uint8_t class_of(const struct kv_books *b, int32_t id)
 
 static uint64_t score_worth(const struct kv_books *b, int32_t id)
 {
-	return kv_worth_score(&b->saved->worth, class_of(b, id), b->now - b->books[id].last);
+	return kv_worth_score(&b->saved->worth, kv_books_class(b, id), b->now - b->books[id].last);
 }
 
 static double uses_worth(const struct kv_books *b, uint64_t score)
@@ -101,6 +101,7 @@ void kv_books_remember(struct kv_books *b, int32_t id)
 		use(b, id, ghost.class, ghost.last);
 	}
 	book->last = b->now;
+	kv_books_census(b);
 }
 
 int kv_books_touch(struct kv_books *b, int32_t id, uint32_t n)
@@ -112,10 +113,11 @@ int kv_books_touch(struct kv_books *b, int32_t id, uint32_t n)
 	b->now += n;
 	/* Who found them may have let go since, and they may be gone or others by now. */
 	for (; n && id >= 0 && b->books[id].state == KV_BLOCK_CACHED; n--) {
-		use(b, id, class_of(b, id), b->books[id].last);
+		use(b, id, kv_books_class(b, id), b->books[id].last);
 		b->books[id].last = b->now;
 		id = b->books[id].parent;
 	}
+	kv_books_census(b);
 	return 0;
 }
 
@@ -236,13 +238,6 @@ static uint32_t choose_victims(struct kv_books *b, uint32_t n)
 	return found;
 }
 
-static void expired(const struct kv_ghost *ghost, void *arg)
-{
-	struct kv_books *b = arg;
-
-	kv_worth_unused(&b->saved->worth, ghost->class, b->now - ghost->last);
-}
-
 /* It is gone, but if its tokens come again soon that says something about its like. */
 static void keep_ghost(struct kv_books *b, int32_t id)
 {
@@ -250,9 +245,9 @@ static void keep_ghost(struct kv_books *b, int32_t id)
 	struct kv_ghost ghost = {.key = book->key,
 				 .last = book->last,
 				 .n_uses = book->n_uses,
-				 .class = class_of(b, id)};
+				 .class = kv_books_class(b, id)};
 
-	kv_ghosts_add(&b->ghosts, &ghost, 3 * b->n_total, expired, b);
+	kv_ghosts_add(&b->ghosts, &ghost, 3 * b->n_total);
 }
 
 /* Blocks of epochs that are over were held, and stand where held ones do: not those let go since. */

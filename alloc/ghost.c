@@ -57,19 +57,15 @@ static void grow(struct kv_ghosts *g, uint32_t n)
 	*g = more;
 }
 
-void kv_ghosts_add(struct kv_ghosts *g, const struct kv_ghost *ghost, uint32_t most,
-		   void (*expired)(const struct kv_ghost *ghost, void *arg), void *arg)
+void kv_ghosts_add(struct kv_ghosts *g, const struct kv_ghost *ghost, uint32_t most)
 {
 	grow(g, most);
 	if (!g->room)
 		return;
 	if (most > g->room)
 		most = g->room;
-	while (g->head - g->tail >= (most ? most : 1)) {
-		if (!is_gone(at(g, g->tail)))
-			expired(at(g, g->tail), arg);
+	while (g->head - g->tail >= (most ? most : 1))
 		g->tail++;
-	}
 	*at(g, g->head) = *ghost;
 	note(g, g->head++);
 }
@@ -88,4 +84,9 @@ bool kv_ghosts_take(struct kv_ghosts *g, struct kv_key key, struct kv_ghost *ret
 	ghost->key = (struct kv_key){0, 0};
 	*place(g, key) = 0;
 	return true;
+}
+
+const struct kv_ghost *kv_ghosts_at(const struct kv_ghosts *g, uint64_t i)
+{
+	return is_gone(at(g, i)) ? NULL : at(g, i);
 }

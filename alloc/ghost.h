@@ -31,14 +31,15 @@ void kv_ghosts_deinit(struct kv_ghosts *g);
 /**
  * kv_ghosts_add() - remember an evicted block
  * @most: how many to remember; the oldest go beyond that
- * @expired: called for each that is given up without having come back
  *
  * Without memory for more it remembers fewer.
  */
-void kv_ghosts_add(struct kv_ghosts *g, const struct kv_ghost *ghost, uint32_t most,
-		   void (*expired)(const struct kv_ghost *ghost, void *arg), void *arg);
+void kv_ghosts_add(struct kv_ghosts *g, const struct kv_ghost *ghost, uint32_t most);
 
 /* kv_ghosts_take() - the block of @key comes back. True: it was known, @ret is what of it was */
 bool kv_ghosts_take(struct kv_ghosts *g, struct kv_key key, struct kv_ghost *ret);
+
+/* kv_ghosts_at() - number @i of [tail, head) in order of eviction, taken modulo; NULL: it has come back */
+const struct kv_ghost *kv_ghosts_at(const struct kv_ghosts *g, uint64_t i);
 
 #endif

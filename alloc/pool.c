@@ -409,6 +409,11 @@ static int32_t next_in(const struct kv_books *b, int32_t id,
 	return -1;
 }
 
+int32_t kv_books_next_used(const struct kv_books *b, int32_t id)
+{
+	return next_in(b, id, has_used);
+}
+
 void kv_books_quarantine(struct kv_books *b, uint32_t slot)
 {
 	for (int32_t i = -1; b->n_leased_by[slot] && (i = next_in(b, i, has_used)) >= 0;) {

@@ -93,6 +93,9 @@ struct kv_books {
 	const struct kv_policy *policy; /* "lru" until it is set */
 	struct kv_ghosts ghosts;
 	uint64_t now;	     /* counts uses of blocks */
+	uint64_t census_at, census_last; /* kv_books::now of the next and the last counting: census.c */
+	uint64_t census_ghost;
+	int32_t census_id; /* where the next one goes on */
 	uint32_t refresh_in; /* evictions */
 	bool unscored;	     /* after a rebuild: no score in the heap is worked out yet */
 	uint32_t n_total, n_free, n_leased, n_cached, n_quarantined, n_moving;

@@ -23,4 +23,11 @@ void kv_books_remember(struct kv_books *b, int32_t id);
 /* evict.c: it may be evicted from now on; kv_heap_reserve() has made room for all that is cached */
 void kv_books_enlist(struct kv_books *b, int32_t id);
 
+/* evict.c: of alloc/worth.h */
+uint8_t kv_books_class(const struct kv_books *b, int32_t id);
+/* census.c: counts the blocks by class and age, if it is time again */
+void kv_books_census(struct kv_books *b);
+/* pool.c: the next block after @id that begins in an extent with a block in use; -1: none */
+int32_t kv_books_next_used(const struct kv_books *b, int32_t id);
+
 #endif

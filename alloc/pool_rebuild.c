@@ -292,6 +292,7 @@ int kv_books_rebuild(struct kv_books *b, struct kv_books_found *found)
 	for_each(b, found, enlist);
 	b->unscored = true;
 	b->now++;
+	b->census_last = b->census_at = b->now;
 	b->n_published = saved->n_published;
 	b->n_duplicates = saved->n_duplicates;
 	b->n_evicted = saved->n_evicted;
