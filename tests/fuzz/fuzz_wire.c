@@ -32,7 +32,8 @@ static struct connection {
 	int fd; /* -1: not connected */
 	uint64_t peer;
 	uint32_t tag;
-	void *blocks; /* mapped when POOL_OPENED has been read */
+	void *blocks;	  /* mapped when POOL_OPENED has been read */
+	uint64_t pool_id; /* whose they are; it may have opened another pool since, or none */
 	struct kv_shm_session *session;
 	uint64_t blocks_bytes, session_bytes;
 	struct kv_msg_resume resume; /* what takes its session up again */
@@ -76,6 +77,7 @@ static void take_pages(struct connection *c, const struct kv_msg_pool_opened *ms
 		    "the index can be written");
 	c->blocks_bytes = msg->blocks_bytes;
 	c->session_bytes = msg->session_bytes;
+	c->pool_id = msg->pool_id;
 	c->resume = (struct kv_msg_resume){.boot_nonce = 1,
 					   .pool_id = msg->pool_id,
 					   .session_id = msg->session_id,
@@ -156,14 +158,14 @@ static void send_message(struct connection *c, const uint8_t *payload, size_t by
 		inside_step();
 }
 
-/* The name of the pool that a connection has open; NULL: none. */
+/* The name of the pool whose pages a connection has; NULL: it has ended. */
 static const char *pool_of(const struct kv_daemon *d, const struct connection *c)
 {
-	for (struct kv_link *l = d->peers.next; l != &d->peers; l = l->next) {
-		struct kv_peer *peer = kv_container_of(l, struct kv_peer, link);
+	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
 
-		if (peer->id == c->peer && peer->session)
-			return peer->session->pool->name;
+		if (pool->id == c->pool_id)
+			return pool->name;
 	}
 	return NULL;
 }
@@ -183,9 +185,8 @@ static void scribble(const struct kv_daemon *d, struct connection *c, const uint
 	at = s.where % 2 ? c->blocks : (void *)c->session;
 	size = s.where % 2 ? c->blocks_bytes : c->session_bytes;
 	memcpy(at + s.offset % (size - 8), &s.value, s.bytes);
-	/* Who was cut off still has the pages. */
-	if (s.where % 2)
-		strcpy(scribbled, name && (!scribbled[0] || !strcmp(scribbled, name)) ? name : "*");
+	if (s.where % 2 && name)
+		strcpy(scribbled, !scribbled[0] || !strcmp(scribbled, name) ? name : "*");
 }
 
 static void post_op(struct connection *c, const uint8_t *payload, size_t bytes)
