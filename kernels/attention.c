@@ -18,7 +18,7 @@
 #include "kernels/cascade.h"
 #include "kernels/write_rope.h"
 
-#define MAX_BACKENDS 8 /* of one device */
+#define MAX_BACKENDS 16 /* of one device */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char forced[KV_NAME_MAX]; /* KVCACHED_BACKEND; "": the first that can run */

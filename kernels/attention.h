@@ -66,6 +66,9 @@ extern const struct kv_attn_backend kv_attn_cuda;  /* any head size up to 256 */
 extern const struct kv_attn_backend kv_attn_split; /* few queries, long contexts: decode */
 extern const struct kv_attn_backend kv_attn_wgmma; /* many queries, on sm_90 */
 
+extern const struct kv_attn_backend kv_attn_mla;     /* latents of 512 + 64, on sm_90 */
+extern const struct kv_attn_backend kv_attn_mla_any; /* latents of any size and format */
+
 extern const struct kv_attn_backend *const kv_attn_backends[]; /* most preferred first, NULL last */
 
 /* kv_attn_find() - the backend called @name on @device, or NULL */
@@ -109,6 +112,12 @@ void kv_attention_prefill_refuse(const struct kv_attention_args *args,
 				 struct kv_refusals *refusals);
 size_t kv_attention_prefill_workspace(const struct kv_attention_args *args);
 int kv_attention_prefill(const struct kv_attention_args *args);
+void kv_mla_wgmma_refuse(const struct kv_attention_args *args, struct kv_refusals *refusals);
+size_t kv_mla_wgmma_workspace(const struct kv_attention_args *args);
+int kv_mla_wgmma(const struct kv_attention_args *args);
+void kv_mla_any_refuse(const struct kv_attention_args *args, struct kv_refusals *refusals);
+size_t kv_mla_any_workspace(const struct kv_attention_args *args);
+int kv_mla_any(const struct kv_attention_args *args);
 int kv_write_cuda(const struct kv_write_args *args);
 int kv_copy_cuda(const struct kv_copy_args *args);
 

@@ -55,8 +55,9 @@ KV_HD static inline float kv_mla_element(const struct kv_view *view, const void 
 	if (!kv_mla_is_packed(view))
 		return kv_element_load(row, d, view->dtype) * view->scale;
 	if (d >= latent_dim)
-		return kv_element_load(bytes + kv_mla_rope_at(latent_dim), d - latent_dim, dtype);
-	memcpy(&scale, bytes + kv_mla_scales_at(latent_dim) + d / KV_MLA_TILE * 4, sizeof(scale));
+		return kv_element_load(bytes + latent_dim + latent_dim / KV_MLA_TILE * 4,
+				       d - latent_dim, dtype);
+	memcpy(&scale, bytes + latent_dim + d / KV_MLA_TILE * 4, sizeof(scale));
 	return kv_element_load(row, d, KV_F8_E4M3) * scale;
 }
 

@@ -38,6 +38,7 @@ static const struct benchmark {
 	 kv_bench_merge},
 	{"gdn", "", false, "gated delta net on state rows: steps and prompts, beside a copy",
 	 kv_bench_gdn},
+	{"mla", "", false, "decode over latents and their write, checked, beside a copy", kv_bench_mla},
 	{"mamba", "", false, "Mamba-2 on state rows, beside a copy", kv_bench_mamba},
 	{"conv", "", false, "causal convolution on state rows, beside a copy", kv_bench_conv},
 };

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parts of latent decode to the result, and what both kernels of it share on the host.
+ *
+ *	M = max m_i; out = sum 2^(m_i - M) o_i / sum 2^(m_i - M) l_i; lse = ln 2 (M + log2 sum)
+ *
+ * A thread block takes rows and 128 columns of a request that lies in several parts: a warp a quarter
+ * of the parts, a lane 4 columns. It is launched while the parts are still calculated, so that its start
+ * costs nothing, and waits for them. The order of sums is that of the parts.
+ */
+#include "kernels/device/launch.cuh"
+#include "kernels/device/mma.cuh"
+#include "kernels/mla_plan.cuh"
+
+#define THREADS	 128
+#define COLUMNS	 128
+#define MAX_PARTS 1024
+#define LOADS	 8
+
+__device__ static void merge_row(const struct kv_mla_params &p, const struct mla_part &s, int chunk,
+				 int part0, int n, int row, int d0)
+{
+	__shared__ float weights[MAX_PARTS];
+	__shared__ float sums[THREADS / KV_WARP][COLUMNS];
+	__shared__ float tops[THREADS / KV_WARP], alls[THREADS / KV_WARP];
+	int lane = threadIdx.x % KV_WARP, warp = threadIdx.x / KV_WARP, d = d0 + 4 * lane;
+	float top = -INFINITY, all = 0;
+	float4 o = make_float4(0, 0, 0, 0);
+
+	for (int i = threadIdx.x; i < n; i += THREADS) {
+		float2 x = mla_slot_stats(p, mla_slot(p, part0 + i, chunk, i == 0))[row];
+
+		weights[i] = x.x;
+		top = fmaxf(top, x.x);
+	}
+	top = kv_warp_max(top);
+	if (lane == 0)
+		tops[warp] = top;
+	__syncthreads();
+#pragma unroll
+	for (int i = 0; i < THREADS / KV_WARP; i++)
+		top = fmaxf(top, tops[i]);
+	for (int i = threadIdx.x; i < n; i += THREADS) {
+		float2 x = mla_slot_stats(p, mla_slot(p, part0 + i, chunk, i == 0))[row];
+		float w = x.y > 0 ? kv_exp2(x.x - top) : 0;
+
+		weights[i] = w;
+		all = fmaf(w, x.y, all);
+	}
+	all = kv_warp_add(all);
+	if (lane == 0)
+		alls[warp] = all;
+	__syncthreads();
+	all = 0;
+#pragma unroll
+	for (int i = 0; i < THREADS / KV_WARP; i++)
+		all += alls[i];
+	if (d < p.latent) {
+		for (int i0 = warp; i0 < n; i0 += LOADS * THREADS / KV_WARP) {
+			float4 x[LOADS];
+
+#pragma unroll
+			for (int j = 0; j < LOADS; j++) {
+				int i = i0 + j * THREADS / KV_WARP;
+
+				x[j] = make_float4(0, 0, 0, 0);
+				if (i < n)
+					x[j] = __ldcg((const float4 *)(mla_slot(p, part0 + i, chunk,
+										i == 0) +
+								       (int64_t)row * p.latent + d));
+			}
+#pragma unroll
+			for (int j = 0; j < LOADS; j++) {
+				int i = i0 + j * THREADS / KV_WARP;
+				float w = i < n ? weights[i] : 0;
+
+				if (w == 0)
+					continue;
+				o.x = fmaf(w, x[j].x, o.x);
+				o.y = fmaf(w, x[j].y, o.y);
+				o.z = fmaf(w, x[j].z, o.z);
+				o.w = fmaf(w, x[j].w, o.w);
+			}
+		}
+	}
+	*(float4 *)&sums[warp][4 * lane] = o;
+	__syncthreads();
+	d = d0 + threadIdx.x;
+	row += s.row0;
+
+	int64_t token = s.start + row / p.n_heads;
+	int head = row % p.n_heads;
+
+	if (d < p.latent) {
+		float x = 0;
+
+#pragma unroll
+		for (int i = 0; i < THREADS / KV_WARP; i++)
+			x += sums[i][threadIdx.x];
+		kv_element_store(p.out, token * p.out_stride + (int64_t)head * p.latent + d, p.out_dtype,
+				 all > 0 ? x * p.v_scale / all : 0);
+	}
+	if (p.lse && d == 0)
+		p.lse[token * p.lse_stride + head * p.lse_head_stride] =
+			all > 0 ? (top + log2f(all)) * 0.693147180559945f : -INFINITY;
+	__syncthreads(); /* before the next row's weights */
+}
+
+__global__ void __launch_bounds__(THREADS) merge_parts(const __grid_constant__ struct kv_mla_params p)
+{
+	int chunk = blockIdx.y, slices = (p.latent + COLUMNS - 1) / COLUMNS;
+	struct mla_part s;
+	int total, at, each;
+
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+	for (int b = blockIdx.x; b < p.n_seqs; b += gridDim.x) {
+		int part0, part1;
+
+		mla_load(p, b, chunk, s);
+		if (!s.n)
+			continue;
+		total = mla_total(p, chunk, b, &at);
+		each = mla_each(p, total);
+		part0 = at / each;
+		part1 = (at + s.n - 1) / each;
+		if (part0 == part1)
+			continue;
+		for (int i = blockIdx.z; i < s.n_rows * slices; i += gridDim.z)
+			merge_row(p, s, chunk, part0, part1 - part0 + 1, i / slices,
+				  i % slices * COLUMNS);
+	}
+}
+
+int kv_mla_merge(const struct kv_mla_params *p, int n_chunks, void *stream)
+{
+	int units = p->n_seqs < 128 ? p->n_seqs : 128;
+	int slices = p->rows * ((p->latent + COLUMNS - 1) / COLUMNS);
+	int z = 528 / (units * n_chunks);
+	struct kv_mla_params params = *p;
+	void *args[] = {&params};
+	cudaLaunchAttribute early = {};
+	cudaLaunchConfig_t config = {};
+	cudaError_t e;
+
+	if (p->groups == 1)
+		return 0;
+	z = z < 1 ? 1 : z > slices ? slices : z;
+	early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	early.val.programmaticStreamSerializationAllowed = 1;
+	config.gridDim = dim3((unsigned)units, (unsigned)n_chunks, (unsigned)z);
+	config.blockDim = dim3(THREADS);
+	config.stream = (cudaStream_t)stream;
+	config.attrs = &early;
+	config.numAttrs = 1;
+	e = cudaLaunchKernelExC(&config, (const void *)merge_parts, args);
+	if (e == cudaSuccess)
+		return 0;
+	cudaGetLastError();
+	return kv_error(-EIO, "attention: CUDA: %s (%s)", cudaGetErrorName(e), cudaGetErrorString(e));
+}
+
+static int multiprocessors(void)
+{
+	int device = 0, n = 0;
+
+	if (cudaGetDevice(&device) != cudaSuccess ||
+	    cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+		cudaGetLastError();
+	return n;
+}
+
+static int groups_of(int n_chunks)
+{
+	int n = multiprocessors() / n_chunks;
+
+	n = n > MAX_PARTS ? MAX_PARTS : n;
+	return n < 1 ? 1 : n;
+}
+
+size_t kv_mla_workspace(const struct kv_attention_args *args, int rows, int n_chunks)
+{
+	int n = multiprocessors(); /* at least chunks times groups of any call */
+
+	return (size_t)(n > n_chunks ? n : n_chunks) * 2 * (size_t)rows *
+	       (size_t)(args->latent_dim + 4) * sizeof(float);
+}
+
+int kv_mla_describe(const struct kv_attention_args *args, int rows, struct kv_mla_params *p)
+{
+	int n_chunks = (int)(((int64_t)args->max_query_len * args->n_heads_q + rows - 1) / rows);
+
+	memset(p, 0, sizeof(*p));
+	p->q = args->q;
+	p->out = args->out;
+	p->lse = args->lse;
+	p->query_start_loc = args->query_start_loc;
+	p->seq_lens = args->seq_lens;
+	p->block_table = args->block_table;
+	p->sums = (float *)args->workspace;
+	p->k = args->k;
+	p->q_stride = args->q_token_stride;
+	p->out_stride = args->out_token_stride;
+	p->lse_stride = args->lse_token_stride;
+	p->lse_head_stride = args->lse_head_stride;
+	p->dtype = args->dtype;
+	p->out_dtype = args->out_dtype;
+	p->n_seqs = args->n_seqs;
+	p->n_tokens = args->n_tokens;
+	p->n_heads = args->n_heads_q;
+	p->latent = args->latent_dim;
+	p->rope = args->rope_dim;
+	p->rows = rows;
+	p->groups = args->workspace ? groups_of(n_chunks) : 1;
+	p->table_width = args->table_width;
+	p->causal = args->causal;
+	p->cp_size = args->cp_size;
+	p->cp_rank = args->cp_rank;
+	p->cp_interleave = args->cp_interleave;
+	p->key_begin = args->key_begin;
+	p->key_end = args->key_end ? args->key_end : INT32_MAX;
+	p->scale = args->sm_scale * args->k.scale * 1.44269504088896f;
+	p->v_scale = args->v.scale;
+	return n_chunks;
+}
