@@ -253,4 +253,11 @@ uint32_t kv_books_count(const struct kv_books *b, uint32_t *leased, uint32_t *he
  */
 uint64_t kv_books_check(const struct kv_books *b, const bool *live, char *text, size_t size);
 
+/* kv_books_errors() - likewise, all of them; @id: of the block that one is about, or -1 */
+typedef void kv_books_error_fn(void *arg, int32_t id, const char *text);
+uint64_t kv_books_errors(const struct kv_books *b, const bool *live, kv_books_error_fn *each, void *arg);
+
+/* kv_books_pages_count() - how many blocks of each state the shared pages show; @n: [KV_BLOCK_STATES] */
+void kv_books_pages_count(const struct kv_books *b, uint32_t n[KV_BLOCK_STATES]);
+
 #endif

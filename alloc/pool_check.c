@@ -8,22 +8,27 @@
 #include "alloc/pool.h"
 
 struct report {
-	char *text;
-	size_t size;
+	kv_books_error_fn *each; /* or NULL */
+	void *arg;
 	uint64_t n;
 };
 
-static void wrong(struct report *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* @id: the block it is about, or -1 */
+static void wrong(struct report *r, int32_t id, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
 
-static void wrong(struct report *r, const char *format, ...)
+static void wrong(struct report *r, int32_t id, const char *format, ...)
 {
+	char text[192];
 	va_list args;
 
-	if (r->n++ || !r->size)
+	r->n++;
+	if (!r->each)
 		return;
 	va_start(args, format);
-	vsnprintf(r->text, r->size, format, args);
+	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
+	r->each(r->arg, id, text);
 }
 
 static bool is_indexed(const struct kv_books *b, int32_t id)
@@ -44,14 +49,14 @@ static void check_cached(const struct kv_books *b, int32_t id, uint32_t *childre
 	const struct kv_book *book = &b->books[id];
 
 	if (!is_indexed(b, id))
-		wrong(r, "block %d is cached but not in the index", id);
+		wrong(r, id, "block %d is cached but not in the index", id);
 	if (!book->n_children && !book->in_lru)
-		wrong(r, "block %d ends a cached chain but is not in the eviction order", id);
+		wrong(r, id, "block %d ends a cached chain but is not in the eviction order", id);
 	if (book->parent < 0)
 		return;
 	if (b->books[book->parent].state != KV_BLOCK_CACHED ||
 	    b->books[book->parent].serial != (book->parent_serial & ~KV_SERIAL_ROW))
-		wrong(r, "block %d is cached but its parent %d is not", id, book->parent);
+		wrong(r, id, "block %d is cached but its parent %d is not", id, book->parent);
 	children[book->parent]++;
 }
 
@@ -64,14 +69,14 @@ static void check_block(const struct kv_books *b, int32_t id, const bool *live, 
 	n[book->state]++;
 	if (book->state != KV_BLOCK_ABSENT &&
 	    word != kv_block_word(book->generation, book->owner, book->state))
-		wrong(r, "block %d: descriptor says %#llx, the books say %#llx", id,
+		wrong(r, id, "block %d: descriptor says %#llx, the books say %#llx", id,
 		      (unsigned long long)word,
 		      (unsigned long long)kv_block_word(book->generation, book->owner, book->state));
 	if (book->state == KV_BLOCK_CACHED)
 		check_cached(b, id, children, r);
 	if ((book->state == KV_BLOCK_LEASED || book->state == KV_BLOCK_TWIN) && live &&
 	    !live[book->owner])
-		wrong(r, "block %d is leased to slot %u, where no session is", id, book->owner);
+		wrong(r, id, "block %d is leased to slot %u, where no session is", id, book->owner);
 	for (uint32_t w = 0; live && w < KV_HOLDER_WORDS; w++) {
 		uint64_t held = kv_load_relaxed(&b->descriptors[id].holders[w]);
 
@@ -80,7 +85,7 @@ static void check_block(const struct kv_books *b, int32_t id, const bool *live, 
 			uint32_t slot = w * 64 + (uint32_t)__builtin_ctzll(held);
 
 			if (!live[slot])
-				wrong(r, "block %d is held by slot %u, where no session is", id, slot);
+				wrong(r, id, "block %d is held by slot %u, where no session is", id, slot);
 		}
 	}
 }
@@ -95,16 +100,16 @@ static void check_lists(const struct kv_books *b, uint32_t n_indexed, uint32_t *
 		int32_t id = b->lru.items[i].id;
 
 		if (b->books[id].state != KV_BLOCK_CACHED || !b->books[id].in_lru)
-			wrong(r, "block %d is in the eviction order but not cached", id);
+			wrong(r, id, "block %d is in the eviction order but not cached", id);
 		if (seen[id]++)
-			wrong(r, "block %d is in the eviction order twice", id);
+			wrong(r, id, "block %d is in the eviction order twice", id);
 	}
 	for (uint32_t i = 0; i < b->head->id_limit; i++)
 		n_in_lru += b->books[i].in_lru;
 	if (n_in_lru != b->lru.n)
-		wrong(r, "%u blocks are in the eviction order, the books say %u", b->lru.n, n_in_lru);
+		wrong(r, -1, "%u blocks are in the eviction order, the books say %u", b->lru.n, n_in_lru);
 	if (n_indexed != b->n_cached)
-		wrong(r, "%u blocks are in the index, %u are cached", n_indexed, b->n_cached);
+		wrong(r, -1, "%u blocks are in the index, %u are cached", n_indexed, b->n_cached);
 }
 
 /* Children by their lists: each has its parent, and there are as many as the parent says. */
@@ -116,10 +121,10 @@ static void check_children(const struct kv_books *b, int32_t id, struct report *
 	for (int32_t c = book->n_children ? book->first_child : -1; c >= 0 && n <= book->n_children;
 	     c = b->books[c].next_sibling, n++) {
 		if (b->books[c].state != KV_BLOCK_CACHED || b->books[c].parent != id)
-			wrong(r, "block %d is listed as a child of block %d, and isn't", c, id);
+			wrong(r, c, "block %d is listed as a child of block %d, and isn't", c, id);
 	}
 	if (n != book->n_children)
-		wrong(r, "block %d lists %u children of %u", id, n, book->n_children);
+		wrong(r, id, "block %d lists %u children of %u", id, n, book->n_children);
 }
 
 static void check_space(const struct kv_books *b, struct report *r)
@@ -132,29 +137,29 @@ static void check_space(const struct kv_books *b, struct report *r)
 
 		used[i] = !is_free && b->books[i].state != KV_BLOCK_ABSENT;
 		if (is_free != kv_space_is_free(&b->space, (int32_t)i))
-			wrong(r, "block %u is %sfree, the bits say otherwise", i, is_free ? "" : "not ");
+			wrong(r, (int32_t)i, "block %u is %sfree, the bits say otherwise", i, is_free ? "" : "not ");
 	}
 	n = used ? kv_space_check(&b->space, used) : 1;
 	if (n)
-		wrong(r, "%u counts of blocks in extents are wrong", n);
+		wrong(r, -1, "%u counts of blocks in extents are wrong", n);
 	free(used);
 }
 
-uint64_t kv_books_check(const struct kv_books *b, const bool *live, char *text, size_t size)
+uint64_t kv_books_errors(const struct kv_books *b, const bool *live, kv_books_error_fn *each, void *arg)
 {
-	struct report r = { text, size, 0 };
+	struct report r = { each, arg, 0 };
 	uint32_t n[16] = { 0 }, n_indexed = 0;
 	uint32_t *children = calloc(b->head->id_limit, sizeof(*children));
 
 	if (!children) {
-		wrong(&r, "no memory for the check");
+		wrong(&r, -1, "no memory for the check");
 		return r.n;
 	}
 	for (uint32_t i = 0; i < b->head->id_limit; i++)
 		check_block(b, (int32_t)i, live, n, children, &r);
 	for (uint32_t i = 0; i < b->head->id_limit; i++) {
 		if (b->books[i].state == KV_BLOCK_CACHED && b->books[i].n_children != children[i])
-			wrong(&r, "block %u has %u cached children, the books say %u", i,
+			wrong(&r, (int32_t)i, "block %u has %u cached children, the books say %u", i,
 			      children[i], b->books[i].n_children);
 		else if (b->books[i].state == KV_BLOCK_CACHED)
 			check_children(b, (int32_t)i, &r);
@@ -170,16 +175,49 @@ uint64_t kv_books_check(const struct kv_books *b, const bool *live, char *text, 
 	    n[KV_BLOCK_LEASED] + n[KV_BLOCK_TWIN] != b->n_leased ||
 	    n[KV_BLOCK_QUARANTINED] != b->n_quarantined || n[KV_BLOCK_EVICTING] ||
 	    n[KV_BLOCK_MOVING] != b->n_moving)
-		wrong(&r,
+		wrong(&r, -1,
 		      "states count free %u leased %u cached %u quarantined %u evicting %u; the books "
 		      "say %u %u %u %u 0",
 		      n[KV_BLOCK_FREE], n[KV_BLOCK_LEASED] + n[KV_BLOCK_TWIN], n[KV_BLOCK_CACHED],
 		      n[KV_BLOCK_QUARANTINED], n[KV_BLOCK_EVICTING], b->n_free, b->n_leased,
 		      b->n_cached, b->n_quarantined);
 	if (b->n_free + b->n_leased + b->n_cached + b->n_quarantined + b->n_moving != b->n_total)
-		wrong(&r,
+		wrong(&r, -1,
 		      "free %u + leased %u + cached %u + quarantined %u + moving %u is not total %u",
 		      b->n_free, b->n_leased, b->n_cached, b->n_quarantined, b->n_moving,
 		      b->n_total);
 	return r.n;
+}
+
+struct first {
+	char *text;
+	size_t size;
+};
+
+static void take_first(void *arg, int32_t id, const char *text)
+{
+	struct first *first = arg;
+
+	(void)id;
+	if (first->size)
+		snprintf(first->text, first->size, "%s", text);
+	first->size = 0;
+}
+
+uint64_t kv_books_check(const struct kv_books *b, const bool *live, char *text, size_t size)
+{
+	struct first first = { text, size };
+
+	return kv_books_errors(b, live, take_first, &first);
+}
+
+void kv_books_pages_count(const struct kv_books *b, uint32_t n[KV_BLOCK_STATES])
+{
+	memset(n, 0, KV_BLOCK_STATES * sizeof(*n));
+	for (uint32_t i = 0; i < b->head->id_limit; i++) {
+		uint32_t state = kv_block_state(kv_load_relaxed(&b->descriptors[i].word));
+
+		if (state < KV_BLOCK_STATES)
+			n[state]++;
+	}
 }

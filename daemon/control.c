@@ -205,6 +205,8 @@ static const struct {
 	[KV_STAT_GPU] = { sizeof(struct kv_gpu_stats), gpu_stats },
 	[KV_STAT_POOL] = { sizeof(struct kv_pool_stats), pool_stats },
 	[KV_STAT_SESSION] = { sizeof(struct kv_session_stats), session_stats },
+	[KV_STAT_BALANCE] = { sizeof(struct kv_balance_stats), kv_check_balance },
+	[KV_STAT_ERROR] = { sizeof(struct kv_error_stats), kv_check_errors },
 };
 
 int kv_control_items(struct kv_daemon *d, uint32_t kind, void **ret, size_t *ret_n, size_t *ret_size)
@@ -224,7 +226,8 @@ void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg)
 {
 	struct kv_daemon *d = peer->daemon;
 	uint32_t totals[] = { [KV_STAT_DAEMON] = 1, [KV_STAT_GPU] = d->n_gpus,
-			      [KV_STAT_POOL] = d->n_pools, [KV_STAT_SESSION] = d->n_sessions };
+			      [KV_STAT_POOL] = d->n_pools, [KV_STAT_SESSION] = d->n_sessions,
+			      [KV_STAT_BALANCE] = d->n_pools, [KV_STAT_ERROR] = 0 };
 	kv_cleanup(kv_freep) struct kv_msg_stats_part *reply = calloc(1, KV_WIRE_MAX);
 	uint32_t most, end, size;
 
@@ -236,51 +239,13 @@ void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg)
 	reply->item_bytes = kinds[msg->kind].item_bytes;
 	most = (KV_WIRE_MAX - (uint32_t)sizeof(*reply)) / reply->item_bytes;
 	reply->n = kinds[msg->kind].fill(d, msg->first, most, reply->items);
+	if (msg->kind == KV_STAT_ERROR)
+		totals[msg->kind] = kv_check_errors(d, 0, 0, NULL);
 	end = msg->first + reply->n;
 	reply->left = reply->n && end < totals[msg->kind] ? totals[msg->kind] - end : 0;
 	size = (uint32_t)sizeof(*reply) + reply->n * reply->item_bytes;
 	kv_wire_init(&reply->head, KV_MSG_STATS_PART, size, msg->head.tag);
 	kv_peer_send(peer, reply, size, NULL, 0);
-}
-
-void kv_control_check(struct kv_peer *peer, uint32_t tag)
-{
-	struct kv_daemon *d = peer->daemon;
-	struct kv_msg_checked reply = { 0 };
-	struct kv_check_result *result = &reply.result;
-	uint64_t owned = 0, counted = 0;
-
-	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
-		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
-		bool live[KV_MAX_SESSIONS];
-		char text[128] = "";
-		uint64_t n;
-
-		for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++)
-			live[i] = pool->slots[i];
-		n = kv_books_check(&pool->books, live, text, sizeof(text));
-		if (n && !result->n_errors)
-			snprintf(result->first_error, sizeof(result->first_error), "pool '%s': %s",
-				 pool->name, text);
-		result->n_errors += n;
-		result->n_pools++;
-		result->n_blocks += pool->books.n_total;
-		owned += (uint64_t)pool->n_extents * (uint64_t)__builtin_popcount(pool->gpu_mask);
-	}
-	for (uint32_t g = 0; g < d->n_gpus; g++)
-		counted += d->extents.n_state[g][KV_EXTENT_OWNED];
-	if (kv_extents_check(&d->extents) || owned != counted) {
-		if (!result->n_errors)
-			snprintf(result->first_error, sizeof(result->first_error),
-				 "pools own %llu extents, the map says %llu",
-				 (unsigned long long)owned, (unsigned long long)counted);
-		result->n_errors++;
-	}
-	if (result->n_errors)
-		kv_log(KV_LOG_ERROR, "check: %llu errors; first: %s",
-		       (unsigned long long)result->n_errors, result->first_error);
-	kv_wire_init(&reply.head, KV_MSG_CHECKED, sizeof(reply), tag);
-	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
 }
 
 void kv_control_compact(struct kv_peer *peer, const struct kv_msg_compact *msg)

@@ -373,11 +373,16 @@ int kv_mover_main(int fd); /* the mover process itself: mover_main.c */
 void kv_restart_handle(struct kv_peer *peer, const struct kv_msg_restart *msg);
 void kv_restart_free(struct kv_daemon *d);
 
+/* check.c: the books against the pages */
+void kv_control_check(struct kv_peer *peer, uint32_t tag);
+/* As the rows of control.c's table. kv_check_errors() with @n 0: how many there are to list. */
+uint32_t kv_check_balance(struct kv_daemon *d, uint32_t first, uint32_t n, void *items);
+uint32_t kv_check_errors(struct kv_daemon *d, uint32_t first, uint32_t n, void *items);
+
 /* control.c */
 /* kv_control_items() - all structs of an enum kv_stat_kind, for free(). 0 or -ENOMEM */
 int kv_control_items(struct kv_daemon *d, uint32_t kind, void **ret, size_t *ret_n, size_t *ret_size);
 void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg);
-void kv_control_check(struct kv_peer *peer, uint32_t tag);
 void kv_control_compact(struct kv_peer *peer, const struct kv_msg_compact *msg);
 void kv_control_drop(struct kv_peer *peer, const struct kv_msg_drop *msg);
 void kv_control_epoch(struct kv_peer *peer, const struct kv_msg_drop *msg);

@@ -10,6 +10,8 @@ static const uint32_t item_bytes[] = {
 	[KV_STAT_GPU] = sizeof(struct kv_gpu_stats),
 	[KV_STAT_POOL] = sizeof(struct kv_pool_stats),
 	[KV_STAT_SESSION] = sizeof(struct kv_session_stats),
+	[KV_STAT_BALANCE] = sizeof(struct kv_balance_stats),
+	[KV_STAT_ERROR] = sizeof(struct kv_error_stats),
 };
 
 KV_PUBLIC size_t kv_stat_bytes(enum kv_stat_kind kind)

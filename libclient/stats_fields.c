@@ -146,6 +146,42 @@ static const struct kv_stat_field session_fields[] = {
 	S(published_total, "blocks", "made visible to all sessions"),
 	{ NULL },
 };
+
+#define B(...) NUMBER(struct kv_balance_stats, __VA_ARGS__)
+static const struct kv_stat_field balance_fields[] = {
+	B(id, "", "number of the pool"),
+	TEXT(struct kv_balance_stats, name, "name of the pool"),
+	B(blocks_total, "blocks", "in its extents"),
+	B(blocks_free, "blocks", "free, by the worker's books"),
+	B(blocks_leased, "blocks", "leased, likewise"),
+	B(blocks_cached, "blocks", "cached, likewise"),
+	B(blocks_quarantined, "blocks", "quarantined, likewise"),
+	B(blocks_moving, "blocks", "being copied, likewise"),
+	B(pages_free, "blocks", "free, by the shared pages"),
+	B(pages_leased, "blocks", "leased, likewise"),
+	B(pages_cached, "blocks", "cached, likewise"),
+	B(pages_quarantined, "blocks", "quarantined, likewise"),
+	B(pages_moving, "blocks", "being copied, likewise"),
+	B(n_errors, "", "what is wrong in it"),
+	{ NULL },
+};
+
+#define E(...) NUMBER(struct kv_error_stats, __VA_ARGS__)
+#define ET(...) TEXT(struct kv_error_stats, __VA_ARGS__)
+static const struct kv_stat_field error_fields[] = {
+	E(pool_id, "", "number of the pool"),
+	ET(pool, "name of the pool; empty: a device"),
+	E(is_block, "", "1: it is about the block named"),
+	E(block, "", "number of the block"),
+	ET(pages_state, "what the shared pages say it is"),
+	E(pages_slot, "", "and whose"),
+	E(pages_generation, "", "and of which generation"),
+	ET(books_state, "what the worker's books say it is"),
+	E(books_slot, "", "and whose"),
+	E(books_generation, "", "and of which generation"),
+	ET(text, "what is wrong"),
+	{ NULL },
+};
 /* clang-format on */
 
 KV_PUBLIC const struct kv_stat_field *kv_stat_fields(enum kv_stat_kind kind)
@@ -161,6 +197,10 @@ KV_PUBLIC const struct kv_stat_field *kv_stat_fields(enum kv_stat_kind kind)
 		return pool_fields;
 	case KV_STAT_SESSION:
 		return session_fields;
+	case KV_STAT_BALANCE:
+		return balance_fields;
+	case KV_STAT_ERROR:
+		return error_fields;
 	}
 	return none;
 }

@@ -16,6 +16,8 @@ int main(void)
 		{KV_STAT_SESSION,
 		 "A session (_sessions_ of *stats* and *pool show*, *session list*, "
 		 "*session show*)"},
+		{KV_STAT_BALANCE, "A pool's books (_pools_ of *check*)"},
+		{KV_STAT_ERROR, "What is wrong (_errors_ of *check*)"},
 	};
 
 	for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {

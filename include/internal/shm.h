@@ -61,7 +61,16 @@ enum kv_block_state {
 	KV_BLOCK_QUARANTINED = 6, /* its last owner can't be proven quiet */
 	KV_BLOCK_NULL = 7,
 	KV_BLOCK_MOVING = 8, /* the mover fills it with what is cached elsewhere */
+	KV_BLOCK_STATES = 9,
 };
+
+static inline const char *kv_block_state_name(uint32_t state)
+{
+	static const char *const names[KV_BLOCK_STATES] = {
+		"absent", "free", "leased", "twin", "cached", "evicting", "quarantined", "null", "moving"};
+
+	return state < KV_BLOCK_STATES ? names[state] : "none";
+}
 
 /* Generation in the upper half; owner's slot and state below. */
 static inline uint64_t kv_block_word(uint32_t generation, uint32_t owner, uint32_t state)

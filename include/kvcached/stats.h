@@ -131,11 +131,40 @@ struct kv_check_result {
 	char first_error[192];
 };
 
+/*
+ * The books of a pool twice: as the worker's own counters have them, and counted over the pages that it
+ * shares with clients. All within one moment.
+ */
+struct kv_balance_stats {
+	uint64_t id;
+	char name[KV_NAME_MAX];
+	uint64_t blocks_total;
+	uint64_t blocks_free, blocks_leased, blocks_cached, blocks_quarantined, blocks_moving;
+	uint64_t pages_free, pages_leased, pages_cached, pages_quarantined, pages_moving;
+	uint64_t n_errors;
+};
+
+/* One thing that kv_check() found wrong, of the first KV_CHECK_ERRORS; a block with both opinions. */
+#define KV_CHECK_ERRORS 1000
+struct kv_error_stats {
+	uint64_t pool_id;
+	char pool[KV_NAME_MAX]; /* "": it is about a device */
+	uint64_t is_block;	/* 1: the members from block on mean something */
+	uint64_t block;
+	char pages_state[16]; /* "free", "leased", "cached", ...; "none": no state is that number */
+	uint64_t pages_slot, pages_generation;
+	char books_state[16];
+	uint64_t books_slot, books_generation;
+	char text[192];
+};
+
 enum kv_stat_kind {
 	KV_STAT_DAEMON,
 	KV_STAT_GPU,
 	KV_STAT_POOL,
 	KV_STAT_SESSION,
+	KV_STAT_BALANCE,
+	KV_STAT_ERROR,
 };
 
 enum kv_stat_type {

@@ -15,6 +15,8 @@ static const struct {
 	{KV_STAT_GPU, sizeof(struct kv_gpu_stats)},
 	{KV_STAT_POOL, sizeof(struct kv_pool_stats)},
 	{KV_STAT_SESSION, sizeof(struct kv_session_stats)},
+	{KV_STAT_BALANCE, sizeof(struct kv_balance_stats)},
+	{KV_STAT_ERROR, sizeof(struct kv_error_stats)},
 };
 
 /* The sizes of texts in stats.h. No neighbours add up to one of them, so a missing row shows. */
