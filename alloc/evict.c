@@ -209,6 +209,8 @@ bool kv_books_least(struct kv_books *b, double *ret_uses)
 	return true;
 }
 
+#define MANY 32u /* victims */
+
 /*
  * The blocks that the policy wants to go leave the heap for the front of `victims`: ends of chains,
  * and then their parents. Those that are held are set aside at its back, so that each is tried
@@ -218,6 +220,9 @@ static uint32_t choose_victims(struct kv_books *b, uint32_t n)
 {
 	uint32_t found = 0, n_held = 0;
 
+	/* The first of the heap are about those that go: their memory comes all at once. */
+	for (uint32_t i = 0; n >= MANY && i < n && i < b->lru.n; i++)
+		prefetch(b, b->lru.items[i].id);
 	while (found < n && settle_top(b)) {
 		struct kv_heap_item top = b->lru.items[0];
 
@@ -317,8 +322,12 @@ uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all)
 		return 0;
 	}
 	for (uint32_t i = 0; i < found; i++) {
-		if (i + 4 < found)
-			kv_prefix_prefetch(&b->prefix, b->books[b->victims[i + 4].id].key);
+		if (i + 8 < found) {
+			struct kv_key key = b->books[b->victims[i + 8].id].key;
+
+			kv_prefix_prefetch(&b->prefix, key);
+			kv_ghosts_prefetch(&b->ghosts, key);
+		}
 		kv_books_doubt(b, b->victims[i].id);
 		kv_prefix_remove(&b->prefix, b->books[b->victims[i].id].key, b->victims[i].id);
 		KV_KILLPOINT(worker_index_removed);

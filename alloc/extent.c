@@ -214,9 +214,10 @@ void kv_extents_give(struct kv_extents *e, uint32_t mask, uint32_t first, uint32
 	}
 }
 
-uint32_t kv_extents_scrub(struct kv_extents *e, uint32_t gpu, uint32_t n_max, uint32_t *ret_first)
+uint32_t kv_extents_scrub_next(struct kv_extents *e, uint32_t gpu, uint32_t n_max, uint32_t *at,
+			       uint32_t *ret_first)
 {
-	uint32_t first = 0, n = 0;
+	uint32_t first = *at, n = 0;
 
 	if (!e->n_state[gpu][KV_EXTENT_DIRTY])
 		return 0;
@@ -224,9 +225,18 @@ uint32_t kv_extents_scrub(struct kv_extents *e, uint32_t gpu, uint32_t n_max, ui
 		first++;
 	while (n < n_max && first + n < e->n[gpu] && e->map[gpu][first + n].state == KV_EXTENT_DIRTY)
 		n++;
-	move(e, gpu, first, n, KV_EXTENT_DIRTY, KV_EXTENT_SCRUBBING, 0);
+	*at = first + n;
+	if (n)
+		move(e, gpu, first, n, KV_EXTENT_DIRTY, KV_EXTENT_SCRUBBING, 0);
 	*ret_first = first;
 	return n;
+}
+
+uint32_t kv_extents_scrub(struct kv_extents *e, uint32_t gpu, uint32_t n_max, uint32_t *ret_first)
+{
+	uint32_t at = 0;
+
+	return kv_extents_scrub_next(e, gpu, n_max, &at, ret_first);
 }
 
 void kv_extents_cleaned(struct kv_extents *e, uint32_t gpu, uint32_t first, uint32_t n)

@@ -103,6 +103,9 @@ void kv_extents_give(struct kv_extents *e, uint32_t gpu_mask, uint32_t first, ui
 
 /* kv_extents_scrub() - the next dirty run of at most @n_max on @gpu becomes SCRUBBING; 0: none */
 uint32_t kv_extents_scrub(struct kv_extents *e, uint32_t gpu, uint32_t n_max, uint32_t *ret_first);
+/* kv_extents_scrub_next() - likewise, at *@at or behind it, which is moved on: one walk for many runs */
+uint32_t kv_extents_scrub_next(struct kv_extents *e, uint32_t gpu, uint32_t n_max, uint32_t *at,
+			       uint32_t *ret_first);
 void kv_extents_cleaned(struct kv_extents *e, uint32_t gpu, uint32_t first, uint32_t n);
 
 /* The scrub was not done (its mover died): DIRTY again. */

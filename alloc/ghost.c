@@ -70,6 +70,12 @@ void kv_ghosts_add(struct kv_ghosts *g, const struct kv_ghost *ghost, uint32_t m
 	note(g, g->head++);
 }
 
+void kv_ghosts_prefetch(const struct kv_ghosts *g, struct kv_key key)
+{
+	if (g->room)
+		__builtin_prefetch(place(g, key), 1);
+}
+
 bool kv_ghosts_take(struct kv_ghosts *g, struct kv_key key, struct kv_ghost *ret)
 {
 	uint32_t i = g->room ? *place(g, key) : 0;

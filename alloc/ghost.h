@@ -36,6 +36,9 @@ void kv_ghosts_deinit(struct kv_ghosts *g);
  */
 void kv_ghosts_add(struct kv_ghosts *g, const struct kv_ghost *ghost, uint32_t most);
 
+/* kv_ghosts_prefetch() - @key is going to be added soon */
+void kv_ghosts_prefetch(const struct kv_ghosts *g, struct kv_key key);
+
 /* kv_ghosts_take() - the block of @key comes back. True: it was known, @ret is what of it was */
 bool kv_ghosts_take(struct kv_ghosts *g, struct kv_key key, struct kv_ghost *ret);
 

@@ -34,6 +34,8 @@
 /* One job's bytes: small enough for a short queue, large enough to run at full speed. */
 #define JOB_BYTES ((uint64_t)256 << 20)
 #define DEVICE_JOB_BYTES ((uint64_t)1 << 30)
+/* What was given piecemeal is zeroed by one job all the same: each costs the worker two system calls. */
+#define MOST_RUNS 256u
 #define RESTART_DELAY (200 * KV_MSEC)
 #define MOST_DOUBLINGS 6u /* of the delay, while nothing succeeds */
 /* A mover that says nothing for so long is taken for dead. */
@@ -55,7 +57,8 @@ struct kv_mover {
 	int64_t pause;	  /* before another is started */
 	int64_t ended_ns; /* when it was killed */
 	uint64_t number;	/* of the job under way */
-	uint32_t first, n;	/* extents being zeroed; n = 0: none */
+	uint32_t n_runs;	/* of extents that are being zeroed */
+	int32_t runs[MOST_RUNS][2]; /* first, and how many */
 	bool copying;		/* a batch of compact.c */
 	bool renewing;		/* isolate.c: that extent gets new memory */
 	uint64_t scrubbed;
@@ -176,9 +179,10 @@ static void ended(struct kv_mover *m)
 	}
 	m->pid = 0;
 	m->ending = false;
-	if (m->n)
-		kv_extents_scrub_failed(&m->daemon->extents, m->gpu, m->first, m->n);
-	m->n = 0;
+	for (uint32_t i = 0; i < m->n_runs; i++)
+		kv_extents_scrub_failed(&m->daemon->extents, m->gpu, (uint32_t)m->runs[i][0],
+					(uint32_t)m->runs[i][1]);
+	m->n_runs = 0;
 	m->renewing = false;
 	if (m->copying) {
 		m->copying = false;
@@ -207,7 +211,7 @@ static void failed(struct kv_mover *m, const char *why)
 
 	kv_log(KV_LOG_WARN, "mover of device %u (pid %d): %s; another is started", m->gpu, m->pid, why);
 	/* One that was killed while it had nothing to do says nothing of the device. */
-	m->n_failures += !m->ready || m->n;
+	m->n_failures += !m->ready || m->n_runs;
 	snprintf(m->error, sizeof(m->error), "%s", why);
 	m->pause = RESTART_DELAY << doublings;
 	kill_it(m);
@@ -276,39 +280,87 @@ static void give_copy(struct kv_mover *m, const struct kv_mover_copy *copy)
 		kv_timer_set(m->timer, JOB_WAIT);
 }
 
+/* Dirty extents, up to @most of them, for one job. */
+static void gather(struct kv_mover *m, uint32_t most)
+{
+	uint32_t at = 0;
+
+	while (most && m->n_runs < MOST_RUNS) {
+		uint32_t first, n = kv_extents_scrub_next(&m->daemon->extents, m->gpu, most, &at, &first);
+
+		if (!n)
+			return;
+		m->runs[m->n_runs][0] = (int32_t)first;
+		m->runs[m->n_runs++][1] = (int32_t)n;
+		most -= n;
+	}
+}
+
+static void gather_isolated(struct kv_mover *m)
+{
+	uint32_t first = 0, n = kv_isolate_next(m->daemon, m->gpu, &first, &m->renewing);
+
+	m->runs[0][0] = (int32_t)first;
+	m->runs[0][1] = (int32_t)n;
+	m->n_runs = n > 0;
+}
+
 static void give_job(struct kv_mover *m)
 {
 	struct kv_extents *e = &m->daemon->extents;
-	struct kv_mover_job job = { .op = KV_MOVER_ZERO };
 	bool host = m->daemon->gpus[m->gpu].arena->export.kind == KV_EXPORT_HOST;
 	uint64_t job_bytes = host ? JOB_BYTES : DEVICE_JOB_BYTES;
-	uint32_t most = job_bytes > e->bytes ? (uint32_t)(job_bytes / e->bytes) : 1;
 	const struct kv_mover_copy *copy;
+	struct {
+		struct kv_mover_job job;
+		int32_t runs[MOST_RUNS][2];
+	} message = { .job.op = KV_MOVER_ZERO };
+	uint32_t more;
 	int r;
 
-	if (!m->ready || m->n || m->copying)
+	if (!m->ready || m->n_runs || m->copying)
 		return;
 	copy = kv_compact_job(m->daemon, m->gpu);
 	if (copy) {
 		give_copy(m, copy);
 		return;
 	}
-	if (m->daemon->isolation) {
-		m->n = kv_isolate_next(m->daemon, m->gpu, &m->first, &m->renewing);
-		job.op = m->renewing ? KV_MOVER_RENEW : KV_MOVER_ZERO;
-	} else {
-		m->n = kv_extents_scrub(e, m->gpu, most, &m->first);
-	}
-	if (!m->n)
+	if (m->daemon->isolation)
+		gather_isolated(m);
+	else
+		gather(m, job_bytes > e->bytes ? (uint32_t)(job_bytes / e->bytes) : 1);
+	if (!m->n_runs)
 		return;
-	job.number = ++m->number;
-	job.offset = (uint64_t)m->first * e->bytes;
-	job.bytes = (uint64_t)m->n * e->bytes;
-	r = kv_socket_send(m->fd, &job, sizeof(job), NULL, 0, 1);
+	if (m->renewing)
+		message.job.op = KV_MOVER_RENEW;
+	more = m->n_runs - 1;
+	message.job.number = ++m->number;
+	message.job.offset = (uint64_t)m->runs[0][0] * e->bytes;
+	message.job.bytes = (uint64_t)m->runs[0][1] * e->bytes;
+	message.job.n_pairs = more;
+	message.job.unit_log2 = (uint32_t)__builtin_ctzll(e->bytes);
+	memcpy(message.runs, m->runs + 1, more * sizeof(m->runs[0]));
+	r = kv_socket_send(m->fd, &message, sizeof(message.job) + more * sizeof(m->runs[0]), NULL,
+			   0, 1);
 	if (r < 0)
 		failed(m, strerror(-r));
 	else
 		kv_timer_set(m->timer, JOB_WAIT);
+}
+
+static void cleaned(struct kv_mover *m)
+{
+	struct kv_extents *e = &m->daemon->extents;
+
+	for (uint32_t i = 0; i < m->n_runs; i++) {
+		uint32_t first = (uint32_t)m->runs[i][0], n = (uint32_t)m->runs[i][1];
+
+		kv_extents_cleaned(e, m->gpu, first, n);
+		m->scrubbed += (uint64_t)n * e->bytes;
+	}
+	m->n_runs = 0;
+	m->n_failures = 0;
+	m->error[0] = 0;
 }
 
 static void on_answer(struct kv_mover *m)
@@ -320,14 +372,14 @@ static void on_answer(struct kv_mover *m)
 
 	if (n == -EAGAIN)
 		return;
-	if (n != sizeof(job) || (m->ready && ((!m->n && !m->copying) || job.number != m->number))) {
+	if (n != sizeof(job) || (m->ready && ((!m->n_runs && !m->copying) || job.number != m->number))) {
 		failed(m, n == 0 ? "it ended" : "an answer that makes no sense");
 		return;
 	}
 	if (m->ready && m->renewing && job.result == -ENOMEM) {
-		m->n = 0;
+		m->n_runs = 0;
 		m->renewing = false;
-		kv_isolate_withheld(d, m->gpu, m->first);
+		kv_isolate_withheld(d, m->gpu, (uint32_t)m->runs[0][0]);
 		kv_timer_set(m->timer, -1);
 		give_job(m);
 		return;
@@ -345,13 +397,9 @@ static void on_answer(struct kv_mover *m)
 		kv_compact_done(d, m->gpu, true);
 	} else {
 		if (m->renewing)
-			kv_isolate_renewed(d, m->gpu, m->first, kv_steal_fd(&new_fd));
+			kv_isolate_renewed(d, m->gpu, (uint32_t)m->runs[0][0], kv_steal_fd(&new_fd));
 		m->renewing = false;
-		kv_extents_cleaned(&d->extents, m->gpu, m->first, m->n);
-		m->scrubbed += (uint64_t)m->n * d->extents.bytes;
-		m->n_failures = 0;
-		m->error[0] = 0;
-		m->n = 0;
+		cleaned(m);
 	}
 	give_job(m);
 }

@@ -17,7 +17,7 @@ struct kv_mover_arena {
 
 enum kv_mover_op {
 	KV_MOVER_READY = 0, /* mover to worker: attached, or the error */
-	KV_MOVER_ZERO = 1,
+	KV_MOVER_ZERO = 1, /* at offset, and n_pairs other ranges: offset and bytes, in extents of unit */
 	KV_MOVER_RENEW = 3, /* sparse: the granule at offset gets memory that nobody has, zeroed */
 	KV_MOVER_COPY = 2, /* n_pairs blocks of `bytes`, from and to as follows the job */
 };
@@ -30,7 +30,7 @@ struct kv_mover_job {
 	int32_t result; /* of an answer: 0 or negative errno */
 	char text[128]; /* of an answer that failed */
 	uint32_t n_pairs;
-	uint32_t reserved;
+	uint32_t unit_log2; /* of ZERO */
 };
 
 #define KV_MOVER_PAIRS 4096

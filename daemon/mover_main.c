@@ -61,6 +61,17 @@ static int attach(const struct kv_arena_export *export, const int *fds, struct k
 	return r;
 }
 
+static int zero(struct kv_memory *memory, const struct kv_mover_copy *message)
+{
+	const struct kv_mover_job *job = &message->job;
+	int r = kv_memory_zero(memory, job->offset, job->bytes, NULL);
+
+	for (uint32_t i = 0; i < job->n_pairs && r >= 0; i++)
+		r = kv_memory_zero(memory, (uint64_t)message->pairs[i][0] << job->unit_log2,
+				   (uint64_t)message->pairs[i][1] << job->unit_log2, NULL);
+	return r;
+}
+
 /* *ret_fd: of a granule that was made. */
 static int do_job(struct kv_memory *memory, const struct kv_mover_copy *message, uint64_t granule_bytes,
 		  int *ret_fd)
@@ -74,8 +85,10 @@ static int do_job(struct kv_memory *memory, const struct kv_mover_copy *message,
 		return r;
 	if (job->op == KV_MOVER_COPY && job->n_pairs <= KV_MOVER_PAIRS)
 		r = kv_memory_copy_blocks(memory, job->bytes, message->pairs, job->n_pairs);
-	else if (job->op == KV_MOVER_ZERO || job->op == KV_MOVER_RENEW)
+	else if (job->op == KV_MOVER_RENEW)
 		r = kv_memory_zero(memory, job->offset, job->bytes, NULL);
+	else if (job->op == KV_MOVER_ZERO && job->n_pairs <= KV_MOVER_PAIRS)
+		r = zero(memory, message);
 	else
 		r = kv_error(-EPROTO, "no such job: %u", job->op);
 	return r < 0 ? r : kv_memory_sync(memory);
