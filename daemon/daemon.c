@@ -13,6 +13,7 @@
 #include "daemon/daemon.h"
 #include "daemon/heap.h"
 #include "daemon/log.h"
+#include "daemon/service.h"
 #include "daemon/events.h"
 #include "daemon/metrics.h"
 #include "include/internal/cleanup.h"
@@ -241,6 +242,14 @@ static void keeper_ended(uint32_t events, void *arg)
 	kv_loop_stop(d->loop);
 }
 
+static void is_alive(void *arg)
+{
+	struct kv_daemon *d = arg;
+
+	kv_keeping_alive(&d->keeping);
+	kv_timer_set(d->alive_timer, kv_service_watchdog(getppid()) / 8);
+}
+
 int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 {
 	bool is_first;
@@ -289,8 +298,12 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 		r = kv_events_start(d, d->config.events, &d->events);
 	if (!r && d->config.metrics)
 		r = kv_metrics_start(d, d->config.metrics, &d->metrics);
+	if (!r && kv_service_watchdog(getppid()))
+		r = kv_timer_new(d->loop, is_alive, d, &d->alive_timer);
 	if (!r)
 		r = kv_keeping_ready(&d->keeping);
+	if (!r && d->alive_timer)
+		is_alive(d);
 	if (!r)
 		kv_log(KV_LOG_INFO, "listening on %s", d->config.socket);
 	return r;
@@ -303,6 +316,7 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 void kv_daemon_stop(struct kv_daemon *d)
 {
 	d->metrics = kv_metrics_stop(d->metrics);
+	d->alive_timer = kv_timer_free(d->alive_timer);
 	d->listen_watch = kv_watch_free(d->listen_watch);
 	d->listen_fd = kv_close(d->listen_fd);
 	kv_restart_free(d);

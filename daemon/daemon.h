@@ -78,6 +78,7 @@ struct kv_daemon {
 	struct kv_loop *loop;
 	struct kv_keeping keeping;
 	struct kv_watch *keeper_watch;
+	struct kv_timer *alive_timer; /* NULL: no watchdog */
 	int listen_fd;
 	struct kv_watch *listen_watch;
 	struct kv_signals *signals;

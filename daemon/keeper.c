@@ -25,6 +25,7 @@
 
 #include "daemon/keeper.h"
 #include "daemon/log.h"
+#include "daemon/service.h"
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
 #include "include/internal/socket.h"
@@ -55,6 +56,10 @@ struct keeper {
 	uint32_t restarts, n_failures, n_given_up;
 	uint32_t at_once; /* restarts left that need no delay */
 	int64_t refilled_ns, start_ns;
+	struct kv_service service;
+	int64_t alive_ns;	  /* when the worker last said so */
+	int64_t stuck_ns;	  /* when it was killed for not saying so; 0: it was not */
+	int64_t watchdog_due_ns;
 	bool stopping;
 	int64_t stop_ns;
 	int status; /* to exit with */
@@ -159,8 +164,13 @@ static void take_ready(struct keeper *k)
 	if (k->ever_ready)
 		kv_log(KV_LOG_WARN, "worker (pid %d) serves, %lld ms after its start; restart %u",
 		       k->worker, (long long)((now - k->started_ns) / KV_MSEC), k->restarts);
+	if (!k->ever_ready)
+		kv_service_tell(&k->service, "READY=1\nSTATUS=worker %d serves\n", k->worker);
+	else
+		kv_service_tell(&k->service, "STATUS=worker %d serves, restart %u\n", k->worker, k->restarts);
 	k->ready = k->ever_ready = true;
 	k->n_failures = 0;
+	k->alive_ns = now;
 	k->former_fd = kv_close(k->former_fd);
 }
 
@@ -186,6 +196,8 @@ static void take(struct keeper *k, const struct kv_keeper_msg *msg, int *fds, ui
 		kv_deposits_drop(&k->deposits, msg->kind, msg->id);
 	} else if (msg->type == KV_KEEPER_READY) {
 		take_ready(k);
+	} else if (msg->type == KV_KEEPER_ALIVE) {
+		k->alive_ns = kv_now();
 	} else if (msg->type == KV_KEEPER_BINARY && n_fds <= 1) {
 		used = n_fds;
 		k->is_planned = true;
@@ -292,6 +304,7 @@ static void worker_ended(struct keeper *k, int status)
 	}
 	k->restarts += k->ready;
 	k->worker = 0;
+	k->stuck_ns = 0;
 	k->start_ns = now + delay;
 	for (struct kv_deposit *d = NULL;
 	     (d = kv_deposits_find(&k->deposits, d, KV_DEPOSIT_MOVER));)
@@ -315,6 +328,7 @@ static void stop(struct keeper *k, uint32_t signal)
 	if (k->stopping)
 		return;
 	kv_log(KV_LOG_INFO, "signal %u: stopping", signal);
+	kv_service_tell(&k->service, "STOPPING=1\nSTATUS=stopping\n");
 	k->stopping = true;
 	k->stop_ns = kv_now() + STOP_WAIT;
 	if (k->worker)
@@ -364,9 +378,39 @@ static int watch_over_worker(struct keeper *k)
 	return 1000;
 }
 
+/*
+ * A worker whose loop does not turn is killed, for another to take over; who kills us is fed as long as
+ * that works. Return: ms until it should be called again; -1: never.
+ */
+static int feed_watchdog(struct keeper *k)
+{
+	const int64_t limit = k->service.watchdog_ns;
+	int64_t now = kv_now();
+
+	if (!limit || k->stopping)
+		return -1;
+	if (now >= k->watchdog_due_ns) {
+		if (k->ready && k->worker && !k->stuck_ns && now - k->alive_ns > limit / 2) {
+			kv_log(KV_LOG_ERROR, "worker (pid %d) has not turned its loop for %lld ms: killed",
+			       k->worker, (long long)((now - k->alive_ns) / KV_MSEC));
+			kill(k->worker, SIGKILL);
+			k->stuck_ns = now;
+		}
+		if (!k->stuck_ns || now - k->stuck_ns < limit)
+			kv_service_tell(&k->service, "WATCHDOG=1\n");
+		k->watchdog_due_ns = now + limit / 4;
+	}
+	return (int)((k->watchdog_due_ns - now) / KV_MSEC) + 1;
+}
+
+static int sooner(int a, int b)
+{
+	return a < 0 ? b : b < 0 ? a : a < b ? a : b;
+}
+
 static void iterate(struct keeper *k)
 {
-	int timeout = k->worker ? watch_over_worker(k) : wait_to_start(k);
+	int timeout = sooner(k->worker ? watch_over_worker(k) : wait_to_start(k), feed_watchdog(k));
 	struct pollfd fds[2] = {{.fd = k->signal_fd, .events = POLLIN},
 				{.fd = k->worker_fd, .events = POLLIN}};
 
@@ -407,7 +451,6 @@ static int prepare(struct keeper *k, const char *socket, uint32_t socket_mode, i
 {
 	struct rlimit limit;
 	sigset_t set;
-	int r;
 
 	k->argv = worker_arguments(k, argc, argv);
 	if (!k->argv)
@@ -431,13 +474,12 @@ static int prepare(struct keeper *k, const char *socket, uint32_t socket_mode, i
 	if (k->binary_fd < 0)
 		return kv_error(-errno, "/proc/self/exe: %s", strerror(errno));
 	/* The socket first: a second daemon must not take memory before it finds out. */
-	r = kv_keeper_listen(socket, socket_mode, &k->listen_fd);
-	return r;
+	return k->listen_fd < 0 ? kv_keeper_listen(socket, socket_mode, &k->listen_fd) : 0;
 }
 
-int kv_keeper_run(const char *socket, uint32_t socket_mode, int argc, char **argv)
+int kv_keeper_run(const char *socket, uint32_t socket_mode, int listen_fd, int argc, char **argv)
 {
-	struct keeper k = {.listen_fd = -1,
+	struct keeper k = {.listen_fd = listen_fd,
 			   .signal_fd = -1,
 			   .binary_fd = -1,
 			   .former_fd = -1,
@@ -447,6 +489,7 @@ int kv_keeper_run(const char *socket, uint32_t socket_mode, int argc, char **arg
 	int r;
 
 	kv_link_init(&k.deposits);
+	kv_service_init(&k.service);
 	r = prepare(&k, socket, socket_mode, argc, argv);
 	if (r < 0) {
 		fprintf(stderr, "kvcached: %s\n", kv_error_text());
@@ -457,12 +500,13 @@ int kv_keeper_run(const char *socket, uint32_t socket_mode, int argc, char **arg
 			iterate(&k);
 	}
 	release_all(&k);
-	if (k.listen_fd >= 0)
+	if (k.listen_fd >= 0 && listen_fd < 0)
 		unlink(socket);
 	kv_close(k.listen_fd);
 	kv_close(k.signal_fd);
 	kv_close(k.binary_fd);
 	kv_close(k.former_fd);
+	kv_service_deinit(&k.service);
 	free(k.argv);
 	return k.status;
 }

@@ -51,6 +51,7 @@ enum kv_keeper_type {
 	KV_KEEPER_READY = 4,
 	KV_KEEPER_DROP = 5,
 	KV_KEEPER_BINARY = 6,
+	KV_KEEPER_ALIVE = 7, /* worker: its loop turns; only if a service manager has a watchdog */
 };
 
 enum kv_deposit_kind {
@@ -95,8 +96,13 @@ struct kv_deposit *kv_deposits_find(const struct kv_link *list, const struct kv_
 struct kv_deposit *kv_deposits_get(const struct kv_link *list, uint32_t kind, uint64_t id);
 struct kv_deposit *kv_deposit_free(struct kv_deposit *deposit); /* closes what is still in it */
 
-/* keeper.c: the process itself, with its command line for workers. Return: its exit status. */
-int kv_keeper_run(const char *socket, uint32_t socket_mode, int argc, char **argv);
+/**
+ * kv_keeper_run() - keeper.c: the process itself, with its command line for workers
+ * @listen_fd: that listens at @socket already, and whose file is another's; -1: make one. Taken over.
+ *
+ * Return: its exit status.
+ */
+int kv_keeper_run(const char *socket, uint32_t socket_mode, int listen_fd, int argc, char **argv);
 
 /* keeper_socket.c: where clients connect to. 0; negative with a text that names the path */
 int kv_keeper_listen(const char *path, uint32_t mode, int *ret);

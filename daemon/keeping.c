@@ -124,6 +124,13 @@ int kv_keeping_ready(struct kv_keeping *k)
 	return tell(k, &msg, NULL);
 }
 
+int kv_keeping_alive(struct kv_keeping *k)
+{
+	struct kv_keeper_msg msg = {.type = KV_KEEPER_ALIVE};
+
+	return tell(k, &msg, NULL);
+}
+
 int kv_keeping_binary(struct kv_keeping *k, int fd)
 {
 	struct kv_keeper_msg msg = {.type = KV_KEEPER_BINARY, .n_fds = fd >= 0};

@@ -24,6 +24,7 @@ void kv_keeping_end(struct kv_keeping *k);
 int kv_keeping_put(struct kv_keeping *k, uint32_t kind, uint64_t id, const int *fds, uint32_t n_fds);
 void kv_keeping_drop(struct kv_keeping *k, uint32_t kind, uint64_t id);
 int kv_keeping_ready(struct kv_keeping *k);
+int kv_keeping_alive(struct kv_keeping *k); /* this process's loop turns */
 /* kv_keeping_binary() - this process is about to end; another is to run @fd, or if it is -1 the same */
 int kv_keeping_binary(struct kv_keeping *k, int fd);
 

@@ -13,6 +13,7 @@
 #include "daemon/daemon.h"
 #include "daemon/keeper.h"
 #include "daemon/log.h"
+#include "daemon/service.h"
 #include "include/internal/error.h"
 #include "include/internal/paths.h"
 
@@ -301,6 +302,28 @@ static int default_socket(struct kv_config *c, char path[KV_SOCKET_PATH_MAX])
 	return 0;
 }
 
+/*
+ * A socket that a service manager has made. Nobody named one: workers find it where it is said by the
+ * environment. 0, and *ret_fd is it or stays; negative with text
+ */
+static int take_socket(struct kv_config *c, char path[KV_SOCKET_PATH_MAX], int *ret_fd)
+{
+	char passed[KV_SOCKET_PATH_MAX];
+	int fd = -1, r = kv_service_socket(&fd, passed);
+
+	if (r <= 0)
+		return r;
+	if (c->socket && strcmp(c->socket, passed))
+		return kv_error(-EINVAL, "--socket: '%s' given, and a socket that listens at '%s' was passed",
+				c->socket, passed);
+	if (!c->socket && setenv(KV_SOCKET_ENV, passed, 1) < 0)
+		return kv_error(-errno, "$" KV_SOCKET_ENV ": %s", strerror(errno));
+	strcpy(path, passed);
+	c->socket = path;
+	*ret_fd = fd;
+	return 0;
+}
+
 static int said(int r)
 {
 	if (r < 0)
@@ -328,7 +351,7 @@ int main(int argc, char **argv)
 				    .wishes = &wishes };
 	char path[KV_SOCKET_PATH_MAX];
 	bool gpus_given = false;
-	int id, r;
+	int listen_fd = -1, id, r;
 
 	memcpy(config.user_limits, kv_user_defaults, sizeof(config.user_limits));
 	while ((id = getopt_long(argc, argv, "", options, NULL)) >= 0) {
@@ -350,11 +373,13 @@ int main(int argc, char **argv)
 			optind < argc ? argv[optind] : "");
 		return EXIT_USAGE;
 	}
-	r = config.socket ? 0 : default_socket(&config, path);
+	r = config.keeper_fd < 0 ? take_socket(&config, path, &listen_fd) : 0;
+	if (!r)
+		r = config.socket ? 0 : default_socket(&config, path);
 	if (r < 0)
 		r = said(r);
 	else if (config.keeper_fd < 0)
-		r = kv_keeper_run(config.socket, config.socket_mode, argc, argv);
+		r = kv_keeper_run(config.socket, config.socket_mode, listen_fd, argc, argv);
 	else
 		r = serve(&config);
 	kv_wishes_free(&wishes);
