@@ -41,6 +41,7 @@ export LD_LIBRARY_PATH=$lib PKG_CONFIG_LIBDIR=$lib/pkgconfig PKG_CONFIG_SYSROOT_
 examples=$root/usr/share/doc/libkvclient-dev/examples
 [ -s "$root/usr/share/man/man3/kv_seq_lookup.3.gz" ] || fail "no page of kv_seq_lookup()"
 [ -s "$root/usr/share/man/man1/kvctl.1.gz" ] || fail "no page of kvctl"
+[ -s "$root/lib/systemd/system/kvcached.service" ] || fail "no unit for systemd"
 read -ra flags < <(pkg-config --cflags --libs kvclient)
 expect 0 cc "$examples/share.c" "${flags[@]}" -lm -o "$dir/share"
 kvctl=$root/usr/bin/kvctl

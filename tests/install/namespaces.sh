@@ -19,7 +19,7 @@ loop=()
 setpriv --pdeathsig KILL "${inside[@]}" "$build/daemon/kvcached" --host 64M --socket "$socket" \
 	"${loop[@]}" > "$dir/daemon.log" 2>&1 &
 daemon_pid=$!
-expect_soon 20 "$kvctl" ping
+expect_soon 60 "$kvctl" ping
 
 say "an engine computes, and stays; another one, in other namespaces, finds it"
 mkfifo "$dir/stdin"
