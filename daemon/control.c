@@ -166,7 +166,10 @@ static void one_session(const struct kv_session *session, uint32_t leased, uint3
 	copy_text(s->pool, sizeof(s->pool), session->pool->name);
 	copy_text(s->client, sizeof(s->client), session->peer->name);
 	copy_text(s->state, sizeof(s->state),
-		  session->peer->away ? "away" : session->peer->fd < 0 ? "dying" : "live");
+		  session->peer->away	? "away" :
+		  session->peer->fd < 0 ? "dying" :
+		  session->read_only	? "reads" :
+					  "live");
 	s->pid = (uint64_t)session->peer->pid;
 	s->uid = session->peer->uid;
 	s->slot = session->slot;
@@ -252,8 +255,12 @@ void kv_control_compact(struct kv_peer *peer, const struct kv_msg_compact *msg)
 {
 	struct kv_pool *pool = kv_pool_find(peer->daemon, msg->name);
 	struct kv_msg_plain reply;
-	int r = pool ? kv_compact_ask(pool, msg->rate) :
-		       kv_error(-ENOENT, "there is no pool '%s'", msg->name);
+	int r = pool ? 0 : kv_error(-ENOENT, "there is no pool '%s'", msg->name);
+
+	if (!r && peer->daemon->access)
+		r = kv_user_may_change(peer, pool);
+	if (!r)
+		r = kv_compact_ask(pool, msg->rate);
 
 	if (r < 0) {
 		kv_peer_error(peer, msg->head.tag, r, "%s", kv_error_text());

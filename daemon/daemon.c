@@ -9,7 +9,9 @@
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include "daemon/access.h"
 #include "daemon/daemon.h"
 #include "daemon/heap.h"
 #include "daemon/log.h"
@@ -250,6 +252,18 @@ static void is_alive(void *arg)
 	kv_timer_set(d->alive_timer, kv_service_watchdog(getppid()) / 8);
 }
 
+/* A mistake in it is refused at the start. A worker that takes over lets nobody in by it. */
+static int read_access(struct kv_daemon *d, bool is_first)
+{
+	int r = kv_access_new(d->config.access, &d->access);
+
+	if (r >= 0 || is_first)
+		return r;
+	kv_log(KV_LOG_ERROR, "%s; until that is repaired only root and user %u may open pools",
+	       kv_error_text(), geteuid());
+	return kv_access_new_empty(d->config.access, &d->access);
+}
+
 int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 {
 	bool is_first;
@@ -278,6 +292,8 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 		r = kv_loop_watch(d->loop, d->keeping.fd, KV_LOOP_IN, keeper_ended, d,
 				  &d->keeper_watch);
 	is_first = kv_link_is_alone(&d->keeping.found);
+	if (!r && d->config.access)
+		r = read_access(d, is_first);
 	if (!r && !is_first)
 		r = kv_rebuild(d);
 	if (!r && is_first)
@@ -345,6 +361,7 @@ void kv_daemon_stop(struct kv_daemon *d)
 	kv_timer_free(d->user_timer);
 	kv_signals_free(d->signals);
 	kv_loop_free(d->loop);
+	d->access = kv_access_free(d->access);
 	kv_extents_deinit(&d->extents);
 	for (uint32_t i = 0; i < d->n_gpus; i++)
 		d->gpus[i].ops->arena_free(d->gpus[i].arena);

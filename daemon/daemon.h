@@ -32,6 +32,7 @@
 #include "include/internal/shm.h"
 #include "include/internal/wire.h"
 
+struct kv_access;
 struct kv_daemon;
 struct kv_events;
 struct kv_isolation;
@@ -56,6 +57,8 @@ struct kv_config {
 	uint64_t reserve_bytes; /* so many bytes of each */
 	uint32_t export_kind;	/* 0: auto */
 	uint64_t granule_bytes;
+	const char *access; /* file of the access list; NULL: none */
+	const char *socket_group; /* name or number; NULL: the process's own */
 	bool isolate; /* clients map granules of their pool only */
 	int loop_kind;
 	const struct kv_policy *policy; /* which cached blocks go first */
@@ -100,6 +103,7 @@ struct kv_daemon {
 	double queue_time;		  /* of the request that was served last */
 	uint32_t n_spoken[KV_MAX_GPUS]; /* extents that those in the queue still wait for */
 	int64_t look_after;		  /* ns: how long until the queue is looked at without a reason */
+	struct kv_access *access; /* NULL: all may open all */
 	struct kv_isolation *isolation; /* isolate.c; NULL: clients map whole arenas */
 	struct kv_compaction *compaction; /* compact.c; NULL until the first */
 	bool serving;
@@ -132,7 +136,7 @@ struct kv_pool {
 	uint64_t slab_offset, slab_blocks; /* paged */
 	uint32_t first_extent, n_extents;  /* on each of its devices */
 	int index_fd, index_read_fd; /* the second is for clients: it can't be mapped for writing */
-	int blocks_fd, books_fd;
+	int blocks_fd, blocks_read_fd, books_fd;
 	struct kv_shm_pool *head; /* index memfd, mapped for writing */
 	void *blocks;		  /* blocks memfd */
 	struct kv_pool_record *record; /* books memfd */
@@ -171,6 +175,7 @@ struct kv_session {
 	uint32_t grant_capacity, op_capacity;
 	struct kv_session_record *record; /* of its slot; in it our ends of the rings: shm has copies */
 	bool mapped; /* it has been given granules: isolate.c */
+	bool read_only; /* it leases, publishes and holds nothing */
 	bool op_in_doubt; /* its next op may have been done already: journal.h */
 	uint64_t bytes;
 	int64_t since_ns;
@@ -201,6 +206,7 @@ struct kv_peer {
 	char name[KV_NAME_MAX];
 	pid_t pid;
 	uid_t uid;
+	gid_t gid;
 	struct kv_user *user;
 	int fd; /* -1: hung up; its process may still live */
 	int pidfd;
@@ -275,6 +281,13 @@ void kv_isolate_came(struct kv_pool *pool, uint32_t first, uint32_t n); /* exten
 void kv_isolate_left(struct kv_pool *pool, uint32_t i);		    /* before it is given */
 void kv_isolate_adopt(struct kv_pool *pool); /* its words are made to agree with the map of extents */
 void kv_isolate_handle(struct kv_peer *peer, const struct kv_msg_granules *msg);
+/*
+ * kv_isolate_lend() - what a session is sent of @fds: host memory that it may only read is opened anew,
+ * and kv_isolate_lent() closes it. A GPU's descriptors give the right to write. 0; negative with text
+ */
+int kv_isolate_lend(const struct kv_session *s, const struct kv_arena_export *export, int *fds, uint32_t n);
+void kv_isolate_lent(const struct kv_session *s, const struct kv_arena_export *export, const int *fds,
+		     uint32_t n);
 /* kv_isolate_next() - an extent becomes SCRUBBING; *renew: it is to get new memory. 1; 0: none is due */
 uint32_t kv_isolate_next(struct kv_daemon *d, uint32_t gpu, uint32_t *ret, bool *renew);
 void kv_isolate_renewed(struct kv_daemon *d, uint32_t gpu, uint32_t i, int fd); /* takes it over */

@@ -19,6 +19,8 @@
  * been given to somebody.
  */
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -161,6 +163,37 @@ void kv_isolate_adopt(struct kv_pool *pool)
 
 /* ---- clients ask ---- */
 
+static bool is_reopened(const struct kv_session *s, const struct kv_arena_export *export)
+{
+	return s && s->read_only && export->kind == KV_EXPORT_HOST;
+}
+
+int kv_isolate_lend(const struct kv_session *s, const struct kv_arena_export *export, int *fds, uint32_t n)
+{
+	for (uint32_t i = 0; is_reopened(s, export) && i < n; i++) {
+		char path[32];
+		int fd;
+
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fds[i]);
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (fd < 0) {
+			int r = -errno;
+
+			kv_isolate_lent(s, export, fds, i);
+			return kv_error(r, "memory for reading: %s", strerror(-r));
+		}
+		fds[i] = fd;
+	}
+	return 0;
+}
+
+void kv_isolate_lent(const struct kv_session *s, const struct kv_arena_export *export, const int *fds,
+		     uint32_t n)
+{
+	for (uint32_t i = 0; is_reopened(s, export) && i < n; i++)
+		kv_close(fds[i]);
+}
+
 static int check_ask(const struct kv_peer *peer, const struct kv_msg_granules *msg)
 {
 	if (!peer->daemon->isolation)
@@ -200,8 +233,14 @@ void kv_isolate_handle(struct kv_peer *peer, const struct kv_msg_granules *msg)
 			.word = kv_shm_granules(s->pool->head)[i],
 		};
 	}
+	r = kv_isolate_lend(s, &d->gpus[msg->gpu].arena->export, fds, reply.n);
+	if (r < 0) {
+		kv_peer_error(peer, msg->head.tag, r, "%s", kv_error_text());
+		return;
+	}
 	kv_wire_init(&reply.head, KV_MSG_GRANULES_PART, sizeof(reply), msg->head.tag);
 	kv_peer_send(peer, &reply, sizeof(reply), fds, reply.n);
+	kv_isolate_lent(s, &d->gpus[msg->gpu].arena->export, fds, reply.n);
 }
 
 /* ---- what left a pool ---- */

@@ -68,6 +68,7 @@ struct kv_session_record {
 	uint64_t ops_done; /* the low half is the tail of its ring of ops */
 	uint64_t n_published;
 	uint64_t mapped; /* 1: it has been given granules */
+	uint64_t read_only;
 	int64_t since_ns;
 	int32_t pid;
 	uint32_t uid;

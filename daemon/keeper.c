@@ -446,7 +446,8 @@ static void release_all(struct keeper *k)
 	}
 }
 
-static int prepare(struct keeper *k, const char *socket, uint32_t socket_mode, int argc,
+static int prepare(struct keeper *k, const char *socket, uint32_t socket_mode,
+		   const char *socket_group, int argc,
 		   char **argv)
 {
 	struct rlimit limit;
@@ -474,10 +475,13 @@ static int prepare(struct keeper *k, const char *socket, uint32_t socket_mode, i
 	if (k->binary_fd < 0)
 		return kv_error(-errno, "/proc/self/exe: %s", strerror(errno));
 	/* The socket first: a second daemon must not take memory before it finds out. */
-	return k->listen_fd < 0 ? kv_keeper_listen(socket, socket_mode, &k->listen_fd) : 0;
+	return k->listen_fd < 0 ? kv_keeper_listen(socket, socket_mode, socket_group,
+							&k->listen_fd) :
+				       0;
 }
 
-int kv_keeper_run(const char *socket, uint32_t socket_mode, int listen_fd, int argc, char **argv)
+int kv_keeper_run(const char *socket, uint32_t socket_mode, const char *socket_group, int listen_fd,
+		  int argc, char **argv)
 {
 	struct keeper k = {.listen_fd = listen_fd,
 			   .signal_fd = -1,
@@ -490,7 +494,7 @@ int kv_keeper_run(const char *socket, uint32_t socket_mode, int listen_fd, int a
 
 	kv_link_init(&k.deposits);
 	kv_service_init(&k.service);
-	r = prepare(&k, socket, socket_mode, argc, argv);
+	r = prepare(&k, socket, socket_mode, socket_group, argc, argv);
 	if (r < 0) {
 		fprintf(stderr, "kvcached: %s\n", kv_error_text());
 		k.status = 1;

@@ -58,7 +58,7 @@ enum kv_deposit_kind {
 	KV_DEPOSIT_JOURNAL = 1, /* id 0; fd: the journal's memfd */
 	KV_DEPOSIT_ARENA = 2,	/* id: number of the device; fds: granules, in parts of up to 250 */
 	KV_DEPOSIT_OWNER = 3,	/* id: number of the device; fds: pidfd, socket of an ipc owner */
-	KV_DEPOSIT_POOL = 4,	/* id: the pool's; fds: index, index for reading, blocks, books */
+	KV_DEPOSIT_POOL = 4,	/* id: the pool's; fds: index, blocks, each again for reading, books */
 	KV_DEPOSIT_SESSION = 5, /* id: the session's; fds: session pages, pidfd of its client */
 	KV_DEPOSIT_MOVER = 6,	/* id: KV_DEPOSIT_MOVER_ID(); fd: pidfd */
 	KV_DEPOSIT_GRANULE = 7, /* of a sparse arena; id: number of the device << 32 | granule; fd */
@@ -102,9 +102,13 @@ struct kv_deposit *kv_deposit_free(struct kv_deposit *deposit); /* closes what i
  *
  * Return: its exit status.
  */
-int kv_keeper_run(const char *socket, uint32_t socket_mode, int listen_fd, int argc, char **argv);
+int kv_keeper_run(const char *socket, uint32_t socket_mode, const char *socket_group, int listen_fd,
+		  int argc, char **argv);
 
-/* keeper_socket.c: where clients connect to. 0; negative with a text that names the path */
-int kv_keeper_listen(const char *path, uint32_t mode, int *ret);
+/*
+ * keeper_socket.c: where clients connect to; @group: NULL, or who it belongs to, a name or number.
+ * 0; negative with a text that names the path or the group
+ */
+int kv_keeper_listen(const char *path, uint32_t mode, const char *group, int *ret);
 
 #endif

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The socket that clients connect to: made once, by the keeper, for all workers. */
 #include <errno.h>
+#include <stdlib.h>
+#include <grp.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -46,10 +48,26 @@ static int clear_socket(const struct sockaddr_un *address)
 	return kv_error(-EADDRINUSE, "--socket: another daemon listens on '%s'", path);
 }
 
-int kv_keeper_listen(const char *path, uint32_t mode, int *ret)
+static int find_group(const char *text, gid_t *ret)
+{
+	const struct group *group = getgrnam(text);
+	unsigned long n;
+	char *end;
+
+	errno = 0;
+	n = strtoul(text, &end, 10);
+	if (!group && (errno || end == text || *end || text[0] == '-' || n >= UINT32_MAX))
+		return kv_error(-EINVAL, "--socket-group: '%s' given; the name of a group of this "
+				"machine, or a number, is needed", text);
+	*ret = group ? group->gr_gid : (gid_t)n;
+	return 0;
+}
+
+int kv_keeper_listen(const char *path, uint32_t mode, const char *group, int *ret)
 {
 	kv_cleanup(kv_closep) int fd = -1;
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	gid_t gid = (gid_t)-1;
 	mode_t mask;
 	int r;
 
@@ -57,19 +75,26 @@ int kv_keeper_listen(const char *path, uint32_t mode, int *ret)
 		return kv_error(-ENAMETOOLONG, "--socket: '%s' has %zu bytes, at most %zu are allowed",
 				path, strlen(path), sizeof(address.sun_path) - 1);
 	strcpy(address.sun_path, path);
-	r = clear_socket(&address);
+	r = group ? find_group(group, &gid) : 0;
+	if (!r)
+		r = clear_socket(&address);
 	if (r < 0)
 		return r;
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return -errno;
 
-	/* It has its mode from the first moment on. */
-	mask = umask(0777 & ~(mode_t)mode);
+	/* It has its mode from the first moment on; others' part of it when it has its group. */
+	mask = umask(0777 & ~(mode_t)(group ? mode & 0700 : mode));
 	r = bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ? -errno : 0;
 	umask(mask);
 	if (r < 0)
 		return kv_error(r, "--socket: '%s': %s", path, strerror(-r));
+	if (group && (chown(path, (uid_t)-1, gid) < 0 || chmod(path, (mode_t)mode) < 0)) {
+		r = -errno;
+		unlink(path);
+		return kv_error(r, "--socket-group: '%s': %s", group, strerror(-r));
+	}
 	if (listen(fd, 256) < 0)
 		return -errno;
 	*ret = kv_steal_fd(&fd);

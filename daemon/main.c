@@ -39,6 +39,9 @@ static const char help[] =
 	"                       /run/kvcached/kvcached.sock for root, else\n"
 	"                       $XDG_RUNTIME_DIR/kvcached.sock\n"
 	"  --socket-mode MODE   permissions of the socket, octal; default 0660\n"
+	"  --socket-group GROUP group of the socket, a name or number; default: kvcached's\n"
+	"  --access FILE        which users and groups may open, read or administer which\n"
+	"                       pools; default: all may open, who made a pool may change it\n"
 	"  --event-loop KIND    auto, io_uring or epoll; default auto\n"
 	"  --policy NAME        which cached blocks go first: worth (learns it) or lru;\n"
 	"                       default worth\n"
@@ -154,7 +157,7 @@ static int parse_policy(const char *text, struct kv_config *c)
 	return kv_error(-EINVAL, "--policy: '%s' given; worth or lru is needed", text);
 }
 
-enum option_id { GPUS = 256, HOST, RESERVE, POOL, EXPORT, GRANULE, ISOLATE, SOCKET, SOCKET_MODE, EVENT_LOOP,
+enum option_id { GPUS = 256, HOST, RESERVE, POOL, EXPORT, GRANULE, ISOLATE, ACCESS, SOCKET, SOCKET_MODE, SOCKET_GROUP, EVENT_LOOP,
 		 POLICY, MAX_CLIENTS, EVENTS, METRICS, LOG_LEVEL, HELP, VERSION, SHM_VERSION, MOVER, WORKER,
 		 USER /* + enum kv_user_limit */ };
 
@@ -168,6 +171,8 @@ static const struct option options[] = {
 	{ "isolate", no_argument, NULL, ISOLATE },
 	{ "socket", required_argument, NULL, SOCKET },
 	{ "socket-mode", required_argument, NULL, SOCKET_MODE },
+	{ "socket-group", required_argument, NULL, SOCKET_GROUP },
+	{ "access", required_argument, NULL, ACCESS },
 	{ "event-loop", required_argument, NULL, EVENT_LOOP },
 	{ "policy", required_argument, NULL, POLICY },
 	{ "max-clients", required_argument, NULL, MAX_CLIENTS },
@@ -222,6 +227,12 @@ static int take_option(int id, const char *arg, struct kv_config *c, bool *gpus_
 		return 0;
 	case SOCKET:
 		c->socket = arg;
+		return 0;
+	case ACCESS:
+		c->access = arg;
+		return 0;
+	case SOCKET_GROUP:
+		c->socket_group = arg;
 		return 0;
 	case SOCKET_MODE:
 		r = parse_number("--socket-mode", arg, 8, 0777, &n);
@@ -379,7 +390,8 @@ int main(int argc, char **argv)
 	if (r < 0)
 		r = said(r);
 	else if (config.keeper_fd < 0)
-		r = kv_keeper_run(config.socket, config.socket_mode, listen_fd, argc, argv);
+		r = kv_keeper_run(config.socket, config.socket_mode, config.socket_group, listen_fd, argc,
+				  argv);
 	else
 		r = serve(&config);
 	kv_wishes_free(&wishes);

@@ -245,24 +245,39 @@ static void handle_layout(struct kv_peer *peer, const void *data)
 	kv_peer_send(peer, reply, size, NULL, 0);
 }
 
+static void send_arena(struct kv_peer *peer, const struct kv_msg_arena *msg)
+{
+	const struct kv_arena *arena = peer->daemon->gpus[msg->gpu].arena;
+	struct kv_msg_arena_part reply = { .first_fd = msg->first_fd, .export = arena->export };
+	int fds[KV_WIRE_MAX_FDS];
+	int r;
+
+	reply.n_fds = arena->export.sparse ? 0 : arena->export.n_fds - msg->first_fd;
+	reply.n_fds = reply.n_fds < KV_WIRE_MAX_FDS ? reply.n_fds : KV_WIRE_MAX_FDS;
+	for (uint32_t i = 0; i < reply.n_fds; i++)
+		fds[i] = arena->fds[msg->first_fd + i];
+	r = kv_isolate_lend(peer->session, &arena->export, fds, reply.n_fds);
+	if (r < 0) {
+		kv_peer_error(peer, msg->head.tag, r, "%s", kv_error_text());
+		return;
+	}
+	kv_wire_init(&reply.head, KV_MSG_ARENA_PART, sizeof(reply), msg->head.tag);
+	kv_peer_send(peer, &reply, sizeof(reply), fds, reply.n_fds);
+	kv_isolate_lent(peer->session, &arena->export, fds, reply.n_fds);
+}
+
 static void handle_arena(struct kv_peer *peer, const void *data)
 {
 	const struct kv_msg_arena *msg = data;
-	struct kv_msg_arena_part reply = { .first_fd = msg->first_fd };
-	const struct kv_arena *arena;
 
 	if (msg->gpu >= peer->daemon->n_gpus ||
-	    msg->first_fd > peer->daemon->gpus[msg->gpu].arena->export.n_fds) {
+	    msg->first_fd > peer->daemon->gpus[msg->gpu].arena->export.n_fds)
 		kv_peer_error(peer, msg->head.tag, -EINVAL, "arena: no device %u, or no fd %u",
 			      msg->gpu, msg->first_fd);
-		return;
-	}
-	arena = peer->daemon->gpus[msg->gpu].arena;
-	reply.export = arena->export;
-	reply.n_fds = arena->export.sparse ? 0 : arena->export.n_fds - msg->first_fd;
-	reply.n_fds = reply.n_fds < KV_WIRE_MAX_FDS ? reply.n_fds : KV_WIRE_MAX_FDS;
-	kv_wire_init(&reply.head, KV_MSG_ARENA_PART, sizeof(reply), msg->head.tag);
-	kv_peer_send(peer, &reply, sizeof(reply), arena->fds + msg->first_fd, reply.n_fds);
+	else if (!peer->session && peer->daemon->access && !kv_user_is_operator(peer))
+		kv_peer_error(peer, msg->head.tag, -EACCES, "arena: memory is for who has opened a pool");
+	else
+		send_arena(peer, msg);
 }
 
 static void handle_granules(struct kv_peer *peer, const void *data)
@@ -347,6 +362,7 @@ static const struct handler {
 	[KV_MSG_HELLO] = { sizeof(struct kv_msg_hello), false, false, handle_hello },
 	[KV_MSG_PING] = { sizeof(struct kv_msg_plain), false, false, handle_ping },
 	[KV_MSG_POOL_OPEN] = { sizeof(struct kv_msg_pool_open), true, false, handle_pool_open },
+	[KV_MSG_POOL_OPEN_READ] = { sizeof(struct kv_msg_pool_open), true, false, handle_pool_open },
 	[KV_MSG_RESUME] = { sizeof(struct kv_msg_resume), false, false, handle_resume },
 	[KV_MSG_RESTART] = { sizeof(struct kv_msg_restart), false, false, handle_restart },
 	[KV_MSG_POOL_CLOSE] = { sizeof(struct kv_msg_plain), false, true, handle_pool_close },
@@ -520,6 +536,7 @@ int kv_peer_accept(struct kv_daemon *d, int fd)
 	}
 	peer->pid = cred.pid;
 	peer->uid = cred.uid;
+	peer->gid = cred.gid;
 	peer->user = kv_user_get(d, cred.uid);
 	r = peer->user ? kv_user_add(peer->user, KV_USER_CLIENTS) : -ENOMEM;
 	if (r == -EDQUOT)

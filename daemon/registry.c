@@ -17,6 +17,8 @@
 #include "include/internal/error.h"
 #include "include/internal/killpoint.h"
 
+#define POOL_FDS 5 /* of a deposit: keeper.h */
+
 struct kv_pool *kv_pool_find(struct kv_daemon *d, const char *name)
 {
 	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
@@ -29,7 +31,7 @@ struct kv_pool *kv_pool_find(struct kv_daemon *d, const char *name)
 }
 
 /*
- * What clients get of the index: a descriptor that was opened for reading, of a file that nobody
+ * What clients get of the index, and readers of the blocks: a descriptor that was opened for reading, of a file that nobody
  * else can open. (A seal against writing would hold for the next worker as well.)
  */
 static int open_for_reading(int fd, int *ret)
@@ -146,6 +148,8 @@ static int make_pages(struct kv_pool *pool, const struct kv_msg_pool_open *msg)
 		r = kv_shared_pages("kvcached-blocks", head.blocks_bytes, &pool->blocks_fd,
 				    &pool->blocks);
 	if (!r)
+		r = open_for_reading(pool->blocks_fd, &pool->blocks_read_fd);
+	if (!r)
 		r = make_record(pool, msg, KV_RECORD_BYTES + kv_books_saved_bytes(id_limit));
 	if (r < 0)
 		return r;
@@ -159,9 +163,10 @@ static int make_pages(struct kv_pool *pool, const struct kv_msg_pool_open *msg)
 
 static int deposit(struct kv_pool *pool)
 {
-	int fds[] = { pool->index_fd, pool->index_read_fd, pool->blocks_fd, pool->books_fd };
+	int fds[] = { pool->index_fd, pool->index_read_fd, pool->blocks_fd, pool->blocks_read_fd,
+		      pool->books_fd };
 
-	return kv_keeping_put(&pool->daemon->keeping, KV_DEPOSIT_POOL, pool->id, fds, 4);
+	return kv_keeping_put(&pool->daemon->keeping, KV_DEPOSIT_POOL, pool->id, fds, POOL_FDS);
 }
 
 static int adopt_layout(struct kv_pool *pool, const struct kv_msg_pool_open *msg)
@@ -216,7 +221,8 @@ static int pool_new(struct kv_daemon *d, const struct kv_msg_pool_open *msg, str
 		return -ENOMEM;
 	kv_link_init(&pool->link);
 	pool->daemon = d;
-	pool->index_fd = pool->index_read_fd = pool->blocks_fd = pool->books_fd = -1;
+	pool->index_fd = pool->index_read_fd = pool->blocks_fd = pool->blocks_read_fd = -1;
+	pool->books_fd = -1;
 	memcpy(pool->name, msg->name, KV_NAME_MAX);
 	memcpy(pool->model, msg->model, KV_NAME_MAX);
 	memcpy(pool->revision, msg->revision, KV_NAME_MAX);
@@ -330,6 +336,7 @@ void kv_pool_unload(struct kv_pool *pool)
 	kv_close(pool->index_fd);
 	kv_close(pool->index_read_fd);
 	kv_close(pool->blocks_fd);
+	kv_close(pool->blocks_read_fd);
 	kv_close(pool->books_fd);
 	kv_user_take(pool->user, KV_USER_POOLS);
 	kv_user_put(pool->user);
@@ -365,11 +372,12 @@ static int map_pages(struct kv_pool *pool, struct kv_deposit *deposit)
 	void *p;
 	int r;
 
-	if (deposit->n_fds != 4)
+	if (deposit->n_fds != POOL_FDS)
 		return -EPROTO;
 	pool->index_fd = kv_steal_fd(&deposit->fds[0]);
 	pool->index_read_fd = kv_steal_fd(&deposit->fds[1]);
 	pool->blocks_fd = kv_steal_fd(&deposit->fds[2]);
+	pool->blocks_read_fd = kv_steal_fd(&deposit->fds[3]);
 	r = fstat(pool->index_fd, &st) < 0 ? -errno :
 					       kv_shared_map(pool->index_fd, (uint64_t)st.st_size, &p);
 	if (r < 0)
@@ -385,7 +393,8 @@ static int map_pages(struct kv_pool *pool, struct kv_deposit *deposit)
 
 int kv_pool_adopt(struct kv_daemon *d, struct kv_deposit *deposit, struct kv_pool **ret)
 {
-	kv_cleanup(kv_closep) int books_fd = deposit->n_fds == 4 ? kv_steal_fd(&deposit->fds[3]) : -1;
+	kv_cleanup(kv_closep) int books_fd =
+		deposit->n_fds == POOL_FDS ? kv_steal_fd(&deposit->fds[POOL_FDS - 1]) : -1;
 	struct kv_pool_record *record;
 	struct kv_pool *pool;
 	struct stat st;

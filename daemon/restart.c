@@ -184,9 +184,9 @@ void kv_restart_handle(struct kv_peer *peer, const struct kv_msg_restart *msg)
 	struct kv_daemon *d = peer->daemon;
 	int r = 0;
 
-	if (!kv_user_is_operator(peer))
-		r = kv_error(-EPERM, "restart-worker: for root and the user that kvcached runs as, not "
-				     "for user %u", peer->uid);
+	if (!kv_user_may_administer(peer))
+		r = kv_error(-EPERM, "restart-worker: for root, the user that kvcached runs as and whom "
+				     "'admin -' of its access list names, not for user %u", peer->uid);
 	else if (!memchr(msg->binary, 0, sizeof(msg->binary)) ||
 		 (msg->binary[0] && msg->binary[0] != '/'))
 		r = kv_error(-EINVAL, "restart-worker: the program's path must begin with '/'");

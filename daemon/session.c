@@ -73,7 +73,8 @@ static int deposit(struct kv_session *s)
 					      .token = token,
 					      .since_ns = s->since_ns,
 					      .pid = s->peer->pid,
-					      .uid = s->peer->uid };
+					      .uid = s->peer->uid,
+					      .read_only = s->read_only };
 	memcpy(record->name, s->peer->name, sizeof(record->name));
 	r = kv_keeping_put(&s->pool->daemon->keeping, KV_DEPOSIT_SESSION, s->id, fds, 2);
 	if (r < 0)
@@ -119,7 +120,8 @@ static struct kv_session *session_alloc(struct kv_peer *peer, struct kv_pool *po
 	return s;
 }
 
-static int session_new(struct kv_peer *peer, struct kv_pool *pool, struct kv_session **ret)
+static int session_new(struct kv_peer *peer, struct kv_pool *pool, bool read_only,
+		       struct kv_session **ret)
 {
 	struct kv_session *s;
 	uint32_t slot = 0;
@@ -138,6 +140,9 @@ static int session_new(struct kv_peer *peer, struct kv_pool *pool, struct kv_ses
 		kv_user_take(peer->user, KV_USER_SESSIONS);
 		return kv_error(-ENOMEM, "no memory for a session");
 	}
+	s->read_only = read_only;
+	if (read_only)
+		set_live(s, false);
 	s->id = next_id(peer->daemon);
 	s->since_ns = kv_now();
 	r = make_shared(s);
@@ -175,6 +180,9 @@ int kv_session_adopt(struct kv_pool *pool, uint32_t slot, const int fds[2])
 	s->id = record->id;
 	s->since_ns = record->since_ns;
 	s->mapped = record->mapped;
+	s->read_only = record->read_only;
+	if (s->read_only)
+		set_live(s, false);
 	s->n_published = record->n_published;
 	s->op_in_doubt = true;
 	head = lay_out(s);
@@ -328,7 +336,7 @@ static void send_opened(struct kv_peer *peer, struct kv_session *s, uint32_t tag
 		.slot = s->slot,
 		.token = s->record->token,
 	};
-	int fds[] = { pool->index_read_fd, pool->blocks_fd, s->fd };
+	int fds[] = { pool->index_read_fd, s->read_only ? pool->blocks_read_fd : pool->blocks_fd, s->fd };
 
 	kv_wire_init(&reply.head, KV_MSG_POOL_OPENED, sizeof(reply), tag);
 	kv_peer_send(peer, &reply, sizeof(reply), fds, 3);
@@ -385,13 +393,17 @@ void kv_session_handle_open(struct kv_peer *peer, const struct kv_msg_pool_open 
 	struct kv_daemon *d = peer->daemon;
 	struct kv_pool *pool = kv_pool_find(d, msg->name);
 	struct kv_session *session = NULL;
-	int r = 0;
+	bool read_only = msg->head.type == KV_MSG_POOL_OPEN_READ;
+	int r = kv_user_may_open(peer, msg->name, read_only);
 
-	if (pool) {
+	if (r < 0) {
+		/* Whether there is such a pool is nobody's business who may not open it. */
+	} else if (pool) {
 		r = kv_pool_differs(pool, msg);
-	} else if (!msg->layout_kind) {
-		r = kv_error(-ENOENT, "there is no pool '%s', and no layout to make it with",
-			     msg->name);
+	} else if (!msg->layout_kind || read_only) {
+		r = kv_error(-ENOENT, "there is no pool '%s', and %s",
+			     msg->name, read_only ? "who only reads makes none" :
+						    "no layout to make it with");
 	} else {
 		r = create_pool(peer, msg, &pool);
 		if (r == -EAGAIN) {
@@ -402,7 +414,7 @@ void kv_session_handle_open(struct kv_peer *peer, const struct kv_msg_pool_open 
 	}
 	peer->open_deadline = 0;
 	if (!r)
-		r = session_new(peer, pool, &session);
+		r = session_new(peer, pool, read_only, &session);
 	if (r < 0) {
 		kv_peer_error(peer, msg->head.tag, r, "%s", kv_error_text());
 		return;
@@ -429,7 +441,9 @@ void kv_session_drain(struct kv_session *s)
 		struct kv_op op = s->ops[s->record->ops_done & (s->op_capacity - 1)];
 		int r = -EINVAL;
 
-		if (op.kind == KV_OP_GIVE) {
+		if (s->read_only) {
+			r = -EACCES;
+		} else if (op.kind == KV_OP_GIVE) {
 			r = kv_books_give(&s->pool->books, s->slot, op.id);
 			gave = true;
 		} else if (op.kind == KV_OP_PUBLISH) {
@@ -519,6 +533,11 @@ void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *ms
 	int64_t now = kv_now();
 	int r;
 
+	if (s->read_only) {
+		kv_peer_error(peer, msg->head.tag, -EACCES, "pool '%s' is open for reading: no blocks are "
+			      "leased to you", s->pool->name);
+		return;
+	}
 	if (msg->head.type == KV_MSG_WANT) {
 		/* Those who wait come first. */
 		if (kv_link_is_alone(&s->pool->daemon->queue) && !s->pressure_blocks)

@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "daemon/access.h"
 #include "daemon/daemon.h"
+#include "daemon/log.h"
 #include "daemon/user.h"
 #include "include/internal/error.h"
 #include "include/internal/socket.h"
@@ -185,9 +187,50 @@ bool kv_user_is_operator(const struct kv_peer *peer)
 	return !peer->uid || peer->uid == geteuid();
 }
 
+/* What the access list gives it; without a list all may open all. */
+static uint32_t rights_of(const struct kv_peer *peer, const char *pool)
+{
+	struct kv_access *access = peer->daemon->access;
+	struct kv_who who = { .uid = peer->uid };
+	gid_t *groups = NULL;
+	uint32_t rights;
+
+	if (!access)
+		return pool ? KV_RIGHT_OPEN | KV_RIGHT_READ : 0;
+	if (kv_access_refresh(access) < 0)
+		kv_log(KV_LOG_ERROR, "%s; the list before it stays in force", kv_error_text());
+	kv_peer_groups(peer->fd, peer->gid, &groups, &who.n_groups);
+	who.groups = groups;
+	rights = kv_access_rights(access, &who, pool);
+	free(groups);
+	return rights;
+}
+
+int kv_user_may_open(const struct kv_peer *peer, const char *pool, bool read_only)
+{
+	uint32_t rights;
+
+	if (kv_user_is_operator(peer))
+		return 0;
+	rights = rights_of(peer, pool);
+	if (rights & KV_RIGHT_OPEN || (read_only && rights & KV_RIGHT_READ))
+		return 0;
+	return kv_error(-EACCES, "pool '%s': user %u may %s (%s)", pool, peer->uid,
+			rights & KV_RIGHT_READ ? "only read it: open it with read_only" :
+			read_only	       ? "not read it" :
+						 "not open it",
+			kv_access_path(peer->daemon->access));
+}
+
+bool kv_user_may_administer(const struct kv_peer *peer)
+{
+	return kv_user_is_operator(peer) || rights_of(peer, NULL) & KV_RIGHT_ADMIN;
+}
+
 int kv_user_may_change(const struct kv_peer *peer, const struct kv_pool *pool)
 {
-	if (kv_user_is_operator(peer) || (pool->user && pool->user->uid == peer->uid))
+	if (kv_user_is_operator(peer) || (pool->user && pool->user->uid == peer->uid) ||
+	    rights_of(peer, pool->name) & KV_RIGHT_ADMIN)
 		return 0;
 	if (pool->user)
 		return kv_error(-EPERM, "pool '%s' was made by user %u: only that user, root, and user %u, "

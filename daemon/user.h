@@ -63,7 +63,11 @@ int kv_user_too_many_blocks(const struct kv_session *session, uint32_t n);
 
 /* kv_user_is_operator() - is it root, or the user that kvcached runs as? */
 bool kv_user_is_operator(const struct kv_peer *peer);
-/* kv_user_may_change() - the pool's cache and limits: who made it, and operators. 0; -EPERM */
+/* kv_user_may_open() - as the access list says: access.h. 0; -EACCES */
+int kv_user_may_open(const struct kv_peer *peer, const char *pool, bool read_only);
+/* kv_user_may_administer() - the daemon itself: operators, and whom the access list names */
+bool kv_user_may_administer(const struct kv_peer *peer);
+/* kv_user_may_change() - the pool's cache and limits: likewise, and who made it. 0; -EPERM */
 int kv_user_may_change(const struct kv_peer *peer, const struct kv_pool *pool);
 
 /* kv_user_may_speak() - @n messages are charged; false: what comes next is to be read later */

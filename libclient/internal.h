@@ -114,6 +114,7 @@ struct kv_pool {
 	struct kv_connection connection;
 	uint32_t fork_generation;
 	bool lost; /* the daemon is gone, or GPU work can't be known to end */
+	bool read_only;	 /* index, blocks and arena are mapped for reading */
 	bool keep_epoch; /* new sequences are of head.epoch */
 
 	struct kv_layout layout;
@@ -152,6 +153,13 @@ struct kv_pool {
 	uint32_t n_lookups;
 	struct kv_seq *spare; /* one that was freed, or NULL: its arrays serve the next */
 };
+
+/* kv_read_only() - 0; -EACCES with a text: this opening of the pool only reads */
+int kv_read_only_error(void);
+static inline int kv_read_only(const struct kv_pool *pool)
+{
+	return __builtin_expect(pool->read_only, 0) ? kv_read_only_error() : 0;
+}
 
 /* ---- granules.c: kvcached --isolate ---- */
 

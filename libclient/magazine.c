@@ -257,6 +257,8 @@ static SLOW int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
 	int64_t deadline = kv_now() + (timeout > 0 ? timeout : 0);
 	int r;
 
+	if (pool->read_only)
+		return kv_read_only_error();
 	if (pool->lost)
 		return kv_error(-ECONNRESET, "the daemon is gone");
 	pool->low = kv_load_relaxed(&pool->session->n_magazine) / 2;
@@ -384,9 +386,9 @@ static SLOW int give_slowly(struct kv_pool *pool, uint32_t n, const kv_block_id 
 {
 	uint32_t limit = pool->prefix.id_limit, *refs = pool->refs;
 	bool entered = !enter(pool);
-	int r = 0;
+	int r = kv_read_only(pool);
 
-	for (; i < n; i++) {
+	for (; !r && i < n; i++) {
 		kv_block_id id = ids[i];
 
 		if (__builtin_expect((uint32_t)id >= limit || refs[id] != 1, 0)) {

@@ -15,6 +15,12 @@
 
 #define OPEN_TRIES 3
 
+int kv_read_only_error(void)
+{
+	return kv_error(-EACCES, "this pool was opened with read_only: kv_pool_peek() looks, nothing is leased, "
+			"held or written");
+}
+
 /* Maps what the daemon sent, after a look at its size: a short file would end in a SIGBUS later. */
 static int map_pages(int fd, uint64_t bytes, int protection, const char *what, void **ret)
 {
@@ -43,7 +49,8 @@ static int map_shared(struct kv_pool *pool, const struct kv_msg_pool_opened *ope
 		return r;
 	pool->index = index;
 	pool->index_bytes = opened->index_bytes;
-	r = map_pages(fds[1], opened->blocks_bytes, PROT_READ | PROT_WRITE, "block", &pool->blocks);
+	r = map_pages(fds[1], opened->blocks_bytes, PROT_READ | (pool->read_only ? 0 : PROT_WRITE), "block",
+		      &pool->blocks);
 	if (r < 0)
 		return r;
 	pool->blocks_bytes = opened->blocks_bytes;
@@ -131,7 +138,7 @@ static int send_open(struct kv_pool *pool, const struct kv_pool_options *o, int6
 		msg->n_components = layout->n_components;
 		memcpy(msg->components, layout->components, list);
 	}
-	msg->head.type = KV_MSG_POOL_OPEN;
+	msg->head.type = pool->read_only ? KV_MSG_POOL_OPEN_READ : KV_MSG_POOL_OPEN;
 	msg->head.size = size;
 	r = kv_connection_call(&pool->connection, msg, KV_MSG_POOL_OPENED,
 			       sizeof(struct kv_msg_pool_opened), fds, 3, &n_fds, deadline);
@@ -219,11 +226,11 @@ static int attach_gpu(struct kv_pool *pool, uint32_t gpu, int64_t deadline)
 		}
 	} while (have < export.n_fds);
 	if (!r && export.sparse) {
-		r = kv_memory_attach_sparse(&export, false, &pool->memory[gpu]);
+		r = kv_memory_attach_sparse(&export, pool->read_only, &pool->memory[gpu]);
 		if (!r)
 			r = kv_granules_init(pool, gpu);
 	} else if (!r) {
-		r = kv_memory_attach(&export, fds, false, &pool->memory[gpu]);
+		r = kv_memory_attach(&export, fds, pool->read_only, &pool->memory[gpu]);
 	}
 	while (have)
 		kv_close(fds[--have]);
@@ -309,6 +316,7 @@ static int open_once(struct kv_client *client, const struct kv_pool_options *o, 
 	pool->client = client;
 	pool->fork_generation = kv_fork_generation;
 	pool->keep_epoch = o->keep_epoch;
+	pool->read_only = o->read_only;
 	kv_link_init(&pool->later);
 	r = kv_connection_open(&pool->connection, client->socket, client->name, deadline, NULL);
 	if (!r)

@@ -38,6 +38,8 @@ KV_PUBLIC int kv_seq_new(struct kv_pool *pool, struct kv_seq **ret)
 	int r = kv_forked(pool->fork_generation);
 	struct kv_seq *seq;
 
+	if (!r)
+		r = kv_read_only(pool);
 	if (r < 0)
 		return r;
 	seq = pool->spare ? pool->spare : calloc(1, sizeof(*seq));

@@ -16,6 +16,8 @@
 #define kv_and_release(p, v) __atomic_fetch_and((p), (v), __ATOMIC_RELEASE)
 #define kv_and_seq(p, v) __atomic_fetch_and((p), (v), __ATOMIC_SEQ_CST)
 #define kv_fence_compiler() __atomic_signal_fence(__ATOMIC_SEQ_CST)
+/* Loads before it are done before those after it. */
+#define kv_fence_acquire() __atomic_thread_fence(__ATOMIC_ACQUIRE)
 #define kv_add_relaxed(p, v) __atomic_fetch_add((p), (v), __ATOMIC_RELAXED)
 #define kv_exchange_seq(p, v) __atomic_exchange_n((p), (v), __ATOMIC_SEQ_CST)
 #define kv_compare_exchange(p, old, v) \

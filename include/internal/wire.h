@@ -57,6 +57,7 @@ enum kv_msg_type {
 	KV_MSG_POOL_COMPACT = 52,
 	KV_MSG_GRANULES = 60, /* --isolate: answered by KV_MSG_GRANULES_PART, with a fd for each item */
 	KV_MSG_GRANULES_PART = 61,
+	KV_MSG_POOL_OPEN_READ = 62, /* as POOL_OPEN; blocks and arena come for reading */
 };
 
 struct kv_wire_head {

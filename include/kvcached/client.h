@@ -134,12 +134,20 @@ struct kv_pool_options {
 	const char *config;
 	const struct kv_plan_options *planning; /* of the config; NULL: defaults */
 	int keep_epoch; /* 1: new weights are said by kv_pool_join_epoch() (identity.h) */
+	/*
+	 * 1: only look. The pool must exist; index, blocks and arena are mapped for reading, and
+	 * whatever would lease, hold, publish or write gives -EACCES: kv_pool_peek() is what there is.
+	 * Of a GPU the right to write is not asked for, but it can't be withheld: a vmm descriptor gives
+	 * it to whoever has it. With ipc: -ENOTSUP if mapped.
+	 */
+	int read_only;
 };
 
 /**
  * kv_pool_open() - attach to a pool, creating it if it is new
  *
- * Return: 0; -EINVAL, the text names the field; -EEXIST if a pool of that name has another identity
+ * Return: 0; -EINVAL, the text names the field; -EACCES if the access list (kvcached --access) doesn't
+ *         let this user do that; -EEXIST if a pool of that name has another identity
  *         (the text lists the fields that differ, with both values); -ENOENT if there is none and
  *         @options has no layout; -ENOMEM if the minimum can't be guaranteed; -EBUSY if the pool has
  *         KV_MAX_SESSIONS sessions; -EDQUOT if this user has as many pools or sessions as it may
@@ -208,6 +216,25 @@ int kv_pool_pressure(struct kv_pool *pool, struct kv_pressure *ret);
  * Return: 0; -ETIMEDOUT; -ENOMEM; -ECONNRESET; -EIO with the driver's error.
  */
 int kv_pool_map(struct kv_pool *pool, int64_t timeout);
+
+/**
+ * kv_pool_peek() - which blocks hold the beginning of a prompt now; none is held
+ * @tokens:    [n]
+ * @ret_ids:   [max] blocks in order, as many as are cached
+ * @ret_words: [max] what kv_pool_peeked() compares
+ *
+ * For who only reads, and for who wants to know how much of a prompt is cached. Tokens are compared one
+ * by one. Blocks with fields or extras (identity.h) are not found. Nothing keeps the blocks: what was read of
+ * their bytes is what was cached if kv_pool_peeked() says so afterwards, when the reading has finished.
+ *
+ * Return: how many blocks; -EINVAL; -ENOMEM; of a mapped pool with isolation what kv_pool_map() gives.
+ */
+int64_t kv_pool_peek(struct kv_pool *pool, const int32_t *tokens, size_t n, kv_block_id *ret_ids,
+		     uint64_t *ret_words, size_t max);
+
+/* kv_pool_peeked() - how many of the first of @n blocks have been what they are since they were peeked */
+size_t kv_pool_peeked(const struct kv_pool *pool, const kv_block_id *ids, const uint64_t *words,
+		      size_t n);
 
 /* kv_pool_layout() - the pool's layout; lives as long as the pool */
 const struct kv_layout *kv_pool_layout(const struct kv_pool *pool);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <grp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -64,6 +65,13 @@ void process_say(struct process *self, int64_t number)
 void process_wait(struct process *self)
 {
 	receive_number(self);
+}
+
+void process_become(uid_t uid, gid_t gid)
+{
+	expect(!setgroups(0, NULL) && !setresgid(gid, gid, gid) && !setresuid(uid, uid, uid),
+	       "this process can't become user %u", uid);
+	prctl(PR_SET_PDEATHSIG, SIGKILL); /* becoming another ends it */
 }
 
 int64_t process_hear(struct process *p)

@@ -32,6 +32,9 @@ struct process *process_start(void (*run)(struct process *self, void *arg), void
 void process_say(struct process *self, int64_t number);
 void process_wait(struct process *self);
 
+/* process_become() - another user and group of the machine, with no other groups: for good */
+void process_become(uid_t uid, gid_t gid);
+
 /* In the test. */
 int64_t process_hear(struct process *p);
 void process_go(struct process *p);

@@ -99,7 +99,8 @@ int raw_hello(void)
 	return fd;
 }
 
-const struct kv_wire_head *raw_open(int fd, const char *name, uint64_t max_bytes, int *ret_fds)
+static const struct kv_wire_head *open_as(int fd, uint16_t type, const char *name, uint64_t max_bytes,
+					  int *ret_fds)
 {
 	const struct kv_layout *layout = small_layout();
 	struct kv_msg_pool_open msg = {.model = "small",
@@ -115,8 +116,18 @@ const struct kv_wire_head *raw_open(int fd, const char *name, uint64_t max_bytes
 	strncpy(msg.name, name, sizeof(msg.name) - 1);
 	memcpy(body, (char *)&msg + head, sizeof(msg) - head);
 	memcpy(body + sizeof(msg) - head, layout->components, list);
-	raw_send(fd, KV_MSG_POOL_OPEN, body, sizeof(msg) - head + list);
+	raw_send(fd, type, body, sizeof(msg) - head + list);
 	return raw_receive(fd, ret_fds);
+}
+
+const struct kv_wire_head *raw_open(int fd, const char *name, uint64_t max_bytes, int *ret_fds)
+{
+	return open_as(fd, KV_MSG_POOL_OPEN, name, max_bytes, ret_fds);
+}
+
+const struct kv_wire_head *raw_open_read(int fd, const char *name, int *ret_fds)
+{
+	return open_as(fd, KV_MSG_POOL_OPEN_READ, name, 0, ret_fds);
 }
 
 bool raw_is_error(const struct kv_wire_head *answer, int error, const char *words)

@@ -32,6 +32,9 @@ int raw_hello(void);
 /* raw_open() - POOL_OPEN of the small layout, see client.h; the answer, which may be an error */
 const struct kv_wire_head *raw_open(int fd, const char *name, uint64_t max_bytes, int *ret_fds);
 
+/* raw_open_read() - likewise, POOL_OPEN_READ */
+const struct kv_wire_head *raw_open_read(int fd, const char *name, int *ret_fds);
+
 /* raw_is_error() - is it an error of this number whose text has these words? */
 bool raw_is_error(const struct kv_wire_head *answer, int error, const char *words);
 
