@@ -72,8 +72,9 @@ uint32_t daemon_children(void); /* processes of the worker: movers */
 #ifndef __has_feature
 #define __has_feature(x) 0
 #endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || \
-	__has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+#define NO_GROWTH (512 << 20) /* it keeps its notes on memory that was mapped once */
+#elif defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
 #define NO_GROWTH (128 << 20)
 #else
 #define NO_GROWTH (2 << 20)
