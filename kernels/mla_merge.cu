@@ -4,9 +4,10 @@
  *
  *	M = max m_i; out = sum 2^(m_i - M) o_i / sum 2^(m_i - M) l_i; lse = ln 2 (M + log2 sum)
  *
- * A thread block takes rows and 128 columns of a request that lies in several parts: a warp a quarter
- * of the parts, a lane 4 columns. It is launched while the parts are still calculated, so that its start
- * costs nothing, and waits for them. The order of sums is that of the parts.
+ * A thread block takes rows of a request that lies in several parts. Of few parts a warp takes a whole
+ * row, of many the thread block 128 columns of one: a warp a quarter of the parts, a lane 4 columns.
+ * It is launched while the parts are still calculated, so that its start costs nothing, and waits for
+ * them. The order of sums is that of the parts.
  */
 #include "kernels/device/launch.cuh"
 #include "kernels/device/mma.cuh"
@@ -16,6 +17,7 @@
 #define COLUMNS	 128
 #define MAX_PARTS 1024
 #define LOADS	 8
+#define FEW	 16 /* parts of a row for one warp */
 
 __device__ static void merge_row(const struct kv_mla_params &p, const struct mla_part &s, int chunk,
 				 int part0, int n, int row, int d0)
@@ -28,7 +30,7 @@ __device__ static void merge_row(const struct kv_mla_params &p, const struct mla
 	float4 o = make_float4(0, 0, 0, 0);
 
 	for (int i = threadIdx.x; i < n; i += THREADS) {
-		float2 x = mla_slot_stats(p, mla_slot(p, part0 + i, chunk, i == 0))[row];
+		float2 x = __ldcg(mla_slot_stats(p, mla_slot(p, part0 + i, chunk, i == 0)) + row);
 
 		weights[i] = x.x;
 		top = fmaxf(top, x.x);
@@ -41,7 +43,7 @@ __device__ static void merge_row(const struct kv_mla_params &p, const struct mla
 	for (int i = 0; i < THREADS / KV_WARP; i++)
 		top = fmaxf(top, tops[i]);
 	for (int i = threadIdx.x; i < n; i += THREADS) {
-		float2 x = mla_slot_stats(p, mla_slot(p, part0 + i, chunk, i == 0))[row];
+		float2 x = __ldcg(mla_slot_stats(p, mla_slot(p, part0 + i, chunk, i == 0)) + row);
 		float w = x.y > 0 ? kv_exp2(x.x - top) : 0;
 
 		weights[i] = w;
@@ -106,17 +108,91 @@ __device__ static void merge_row(const struct kv_mla_params &p, const struct mla
 	__syncthreads(); /* before the next row's weights */
 }
 
+/* A row of few parts, by a warp. */
+__device__ static void merge_few(const struct kv_mla_params &p, const struct mla_part &s, int chunk,
+				 int part0, int n, int row)
+{
+	int lane = threadIdx.x % KV_WARP, all_row = s.row0 + row, head = all_row % p.n_heads;
+	int64_t token = s.start + all_row / p.n_heads;
+	float2 x = make_float2(-INFINITY, 0);
+	float top, all, w;
+
+	if (lane < n)
+		x = __ldcg(mla_slot_stats(p, mla_slot(p, part0 + lane, chunk, lane == 0)) + row);
+	top = kv_warp_max(x.x);
+	w = x.y > 0 ? kv_exp2(x.x - top) : 0;
+	all = kv_warp_add(w * x.y);
+	for (int d0 = 0; d0 < p.latent; d0 += 4 * COLUMNS) {
+		float4 o[4] = {};
+
+		for (int i0 = 0; i0 < n; i0 += 2) {
+			float4 y[2][4];
+
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				const float *slot = mla_slot(p, part0 + i0 + i, chunk, i0 + i == 0) +
+						    (int64_t)row * p.latent;
+
+#pragma unroll
+				for (int j = 0; j < 4; j++) {
+					int d = d0 + j * COLUMNS + 4 * lane;
+
+					y[i][j] = make_float4(0, 0, 0, 0);
+					if (i0 + i < n && d < p.latent)
+						y[i][j] = __ldcg((const float4 *)(slot + d));
+				}
+			}
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				float f = __shfl_sync(KV_ALL_LANES, w, (i0 + i) % KV_WARP);
+
+				if (i0 + i >= n || f == 0)
+					continue;
+#pragma unroll
+				for (int j = 0; j < 4; j++) {
+					o[j].x = fmaf(f, y[i][j].x, o[j].x);
+					o[j].y = fmaf(f, y[i][j].y, o[j].y);
+					o[j].z = fmaf(f, y[i][j].z, o[j].z);
+					o[j].w = fmaf(f, y[i][j].w, o[j].w);
+				}
+			}
+		}
+		for (int j = 0; j < 4; j++) {
+			int d = d0 + j * COLUMNS + 4 * lane;
+			int64_t to = token * p.out_stride + (int64_t)head * p.latent + d;
+			float f = all > 0 ? p.v_scale / all : 0;
+
+			if (d >= p.latent)
+				continue;
+			kv_element_store(p.out, to, p.out_dtype, o[j].x * f);
+			kv_element_store(p.out, to + 1, p.out_dtype, o[j].y * f);
+			kv_element_store(p.out, to + 2, p.out_dtype, o[j].z * f);
+			kv_element_store(p.out, to + 3, p.out_dtype, o[j].w * f);
+		}
+	}
+	if (p.lse && lane == 0)
+		p.lse[token * p.lse_stride + head * p.lse_head_stride] =
+			all > 0 ? (top + log2f(all)) * 0.693147180559945f : -INFINITY;
+}
+
+/* Until the kernel before is done, and what it stored can be read. */
+__device__ static void wait_for_parts(void)
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 __global__ void __launch_bounds__(THREADS) merge_parts(const __grid_constant__ struct kv_mla_params p)
 {
 	int chunk = blockIdx.y, slices = (p.latent + COLUMNS - 1) / COLUMNS;
 	struct mla_part s;
 	int total, at, each;
 
-#if __CUDA_ARCH__ >= 900
-	asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+	bool waited = false;
+
 	for (int b = blockIdx.x; b < p.n_seqs; b += gridDim.x) {
-		int part0, part1;
+		int part0, n;
 
 		mla_load(p, b, chunk, s);
 		if (!s.n)
@@ -124,20 +200,30 @@ __global__ void __launch_bounds__(THREADS) merge_parts(const __grid_constant__ s
 		total = mla_total(p, chunk, b, &at);
 		each = mla_each(p, total);
 		part0 = at / each;
-		part1 = (at + s.n - 1) / each;
-		if (part0 == part1)
+		n = (at + s.n - 1) / each - part0 + 1;
+		if (n == 1)
 			continue;
+		if (!waited)
+			wait_for_parts();
+		waited = true;
+		if (n <= FEW) {
+			for (int row = blockIdx.z * (THREADS / KV_WARP) + threadIdx.x / KV_WARP;
+			     row < s.n_rows; row += gridDim.z * (THREADS / KV_WARP))
+				merge_few(p, s, chunk, part0, n, row);
+			continue;
+		}
 		for (int i = blockIdx.z; i < s.n_rows * slices; i += gridDim.z)
-			merge_row(p, s, chunk, part0, part1 - part0 + 1, i / slices,
-				  i % slices * COLUMNS);
+			merge_row(p, s, chunk, part0, n, i / slices, i % slices * COLUMNS);
 	}
+	if (!waited) /* this kernel ends after the one before */
+		wait_for_parts();
 }
 
 int kv_mla_merge(const struct kv_mla_params *p, int n_chunks, void *stream)
 {
 	int units = p->n_seqs < 128 ? p->n_seqs : 128;
 	int slices = p->rows * ((p->latent + COLUMNS - 1) / COLUMNS);
-	int z = 528 / (units * n_chunks);
+	int z = 1056 / (units * n_chunks);
 	struct kv_mla_params params = *p;
 	void *args[] = {&params};
 	cudaLaunchAttribute early = {};

@@ -55,7 +55,8 @@ enum { /* named barriers */
 struct params {
 	CUtensorMap map; /* elements, keys of a block, 1, blocks */
 	struct kv_mla_params p;
-	int run; /* keys of a box */
+	int run; /* keys of a box: 16, 32 or 64 */
+	int runs_bits; /* of a tile: 2^runs_bits */
 };
 
 struct board {
@@ -85,32 +86,33 @@ __device__ static constexpr int n_boxes(int part)
 	return part == POSITION ? 1 : 4;
 }
 
-/* Warp 0. Ids of 32 runs of keys are loaded at once, a lane each. */
+/* Warp 0. Where 32 runs of keys lie is found out at once, by a lane each. */
 __device__ static void fetch(const struct params &x, uint32_t shared, struct board *board)
 {
 	const struct kv_mla_params &p = x.p;
-	int lane = threadIdx.x % KV_WARP, chunk = blockIdx.y, per_tile = KV_MLA_KEYS / x.run;
+	int lane = threadIdx.x % KV_WARP, chunk = blockIdx.y, per_tile = 1 << x.runs_bits;
 	struct mla_part s;
 	uint32_t n = 0;
 
 	if (!mla_plan(p, blockIdx.x, chunk, s))
 		return;
 	for (;;) {
-		int id = 0;
+		int id = 0, row = 0; /* block, and key in it */
 
 		for (int t = s.t0; t < s.t1; t++, n++) {
-			int key = s.first + t * KV_MLA_KEYS, at = (t - s.t0) % (KV_WARP / per_tile);
+			int key = s.first + t * KV_MLA_KEYS;
+			int at = ((t - s.t0) << x.runs_bits) % KV_WARP;
 			int stage = n % STAGES, turn = n / STAGES % STAGES;
-			int runs = min(max((s.hi - key + x.run - 1) / x.run, 0), per_tile);
+			int runs = min(max((s.hi - key + x.run - 1) >> (6 - x.runs_bits), 0), per_tile);
 			uint32_t to = shared + KV_AT + stage * TILE;
 
 			if (at == 0) {
-				int k = key + lane * x.run;
+				int k = key + lane * x.run, column = k / p.k.block_tokens;
 
+				row = k - column * p.k.block_tokens;
 				id = 0;
 				if (k < s.hi)
-					id = p.block_table[(int64_t)s.b * p.table_width +
-							   k / p.k.block_tokens];
+					id = p.block_table[(int64_t)s.b * p.table_width + column];
 			}
 #pragma unroll
 			for (int part = 0; part < PARTS; part++) {
@@ -122,15 +124,14 @@ __device__ static void fetch(const struct params &x, uint32_t shared, struct boa
 									   x.run * 128));
 				__syncwarp();
 				for (int r = 0; r < runs; r++) {
-					int block = __shfl_sync(KV_ALL_LANES, id, at * per_tile + r);
+					int block = __shfl_sync(KV_ALL_LANES, id, at + r);
+					int from = __shfl_sync(KV_ALL_LANES, row, at + r);
 
 					if (lane < n_boxes(part)) {
 						int box = first_box(part) + lane;
 
 						kv_tma_load(to + box * BOX + r * x.run * 128, &x.map,
-							    full, box * 64,
-							    (key + r * x.run) % p.k.block_tokens, 0,
-							    block);
+							    full, box * 64, from, 0, block);
 					}
 				}
 			}
@@ -650,6 +651,8 @@ extern "C" int kv_mla_wgmma(const struct kv_attention_args *args)
 	x.run = 16;
 	while (x.run < KV_MLA_KEYS && args->k.block_tokens % (2 * x.run) == 0)
 		x.run *= 2;
+	while (x.run << x.runs_bits < KV_MLA_KEYS)
+		x.runs_bits++;
 	r = describe_map(&x.map, &args->k, x.run);
 	if (r < 0)
 		return r;
