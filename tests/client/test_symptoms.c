@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Symptoms that others have had, each under its name, with a real daemon; kvcached-faults(7) lists them. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/support/client.h"
+
+#define N_BLOCKS 40
+
+static struct kv_client *client;
+static struct kv_pool *pool;
+
+static void start(void)
+{
+	daemon_start("--host", "64M");
+	client = client_new();
+	pool = pool_new_mapped(client, "symptoms", N_BLOCKS);
+}
+
+static void stop(void)
+{
+	kv_pool_close(pool);
+	kv_disconnect(client);
+	daemon_stop();
+}
+
+/* All that this process has mapped of the daemon's, opened again as whoever means harm would. */
+START_TEST(no_client_can_truncate_what_others_have_mapped)
+{
+	DIR *dir = opendir("/proc/self/map_files");
+	struct dirent *e;
+	char path[512], target[512];
+	int n = 0;
+
+	ck_assert_ptr_nonnull(dir);
+	while ((e = readdir(dir))) {
+		ssize_t length;
+		int fd;
+
+		snprintf(path, sizeof(path), "/proc/self/map_files/%s", e->d_name);
+		length = readlink(path, target, sizeof(target) - 1);
+		if (length < 0)
+			continue;
+		target[length] = 0;
+		if (!strstr(target, "memfd:kvcached"))
+			continue;
+		fd = open(path, O_RDWR | O_CLOEXEC);
+		if (fd < 0) /* where nobody may open it so: as good */
+			continue;
+		n++;
+		expect(ftruncate(fd, 0) < 0 && errno == EPERM, "%s: truncated", target);
+		expect(ftruncate(fd, (off_t)1 << 40) < 0 && errno == EPERM, "%s: grown", target);
+		expect(fallocate(fd, FALLOC_FL_COLLAPSE_RANGE, 0, 4096) < 0, "%s: collapsed", target);
+		expect(fcntl(fd, F_GET_SEALS) & F_SEAL_SEAL, "%s: seals can be added", target);
+		close(fd);
+	}
+	closedir(dir);
+	if (!geteuid())
+		expect(n >= 3, "%d files of the daemon were tried", n);
+	must(kv_ping(client, TIMEOUT));
+	books_balance(client);
+}
+END_TEST
+
+/* Each question for the wall clock has an answer an hour off the last one, here and in the daemon. */
+START_TEST(a_wall_clock_that_jumps_changes_no_deadline)
+{
+	struct kv_pool *other = pool_new(client, "symptoms", N_BLOCKS);
+	time_t first = time(NULL), second = time(NULL);
+	kv_block_id ids[N_BLOCKS], one;
+	struct timespec a, b;
+	int64_t ns;
+
+	if (getenv("KV_CLOCK_JUMPS"))
+		expect(llabs((long long)(second - first)) >= 3000, "the clock does not jump");
+	must(kv_blocks_take(pool, N_BLOCKS, ids, TIMEOUT));
+	for (int i = 0; i < 3; i++) {
+		clock_gettime(CLOCK_MONOTONIC, &a);
+		ck_assert_int_eq(kv_blocks_take(other, 1, &one, 200 * KV_MSEC), KV_NO_ROOM);
+		clock_gettime(CLOCK_MONOTONIC, &b);
+		ns = (b.tv_sec - a.tv_sec) * KV_SEC + b.tv_nsec - a.tv_nsec;
+		expect(ns >= 200 * KV_MSEC && ns < TIMEOUT, "a wait of 200 ms took %lld ns", (long long)ns);
+	}
+	must(kv_blocks_give(pool, N_BLOCKS, ids));
+	must(kv_blocks_take(other, 1, &one, TIMEOUT));
+	must(kv_blocks_give(other, 1, &one));
+	kv_pool_close(other);
+	daemon_kill_worker();
+	must(kv_ping(client, TIMEOUT));
+	books_balance(client);
+}
+END_TEST
+
+START_TEST(the_library_brings_no_allocator_and_no_ring_along)
+{
+	static const char *const strangers[] = {"libjemalloc", "liburing", "libcuda", "libzmq"};
+	FILE *f = fopen("/proc/self/maps", "re");
+	bool found = false;
+	char line[512];
+
+	ck_assert_ptr_nonnull(f);
+	while (fgets(line, sizeof(line), f)) {
+		found |= strstr(line, "libkvclient") != NULL;
+		for (size_t i = 0; i < sizeof(strangers) / sizeof(strangers[0]); i++)
+			expect(!strstr(line, strangers[i]), "%s", line);
+	}
+	fclose(f);
+	ck_assert(found);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("client/symptoms");
+	TCase *symptoms = tcase_create("symptoms");
+
+	tcase_add_checked_fixture(symptoms, start, stop);
+	tcase_set_timeout(symptoms, 60);
+	tcase_add_test(symptoms, no_client_can_truncate_what_others_have_mapped);
+	tcase_add_test(symptoms, a_wall_clock_that_jumps_changes_no_deadline);
+	tcase_add_test(symptoms, the_library_brings_no_allocator_and_no_ring_along);
+	suite_add_tcase(suite, symptoms);
+	return daemon_run_tests(suite);
+}
