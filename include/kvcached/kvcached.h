@@ -14,6 +14,7 @@
 #include <kvcached/backend.h>
 #include <kvcached/tensor.h>
 #include <kvcached/state.h>
+#include <kvcached/dsa.h>
 #include <kvcached/merge.h>
 #include <kvcached/metadata.h>
 #include <kvcached/mla.h>
