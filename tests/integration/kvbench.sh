@@ -129,6 +129,16 @@ last_is 'x["seconds"] > 0'
 expect 0 "$kvbench" replay "$trace" --capacity 7 --json --socket "$socket"
 last_is 'x["too_large"] == 500 and x["served"] == 1500 and x["check_errors"] == 0'
 
+say "crowd: clients take, refill and are idle together, and so is the worker"
+expect 0 "$kvbench" crowd --engines 3 --json --socket "$socket"
+last_is 'x["clients"] == 3 and x["blocks_per_second"] > 1e6 and x["worker_idle_cpu"] < 0.05'
+last_is '0 < x["refill_p50_us"] <= x["refill_p99_us"] <= x["refill_max_us"]'
+
+say "compact: what is cached moves together under clients"
+expect 0 "$kvbench" compact --json
+last_is '0.4 < x["moved_bytes"] / x["block_bytes"] / x["blocks"] * 2 < 1 and x["of_copy"] > 0.01'
+last_is 'x["spare_share"] >= 0.45 > x["spare_share_before"] and x["lookups_per_second"] > 100'
+
 say "nothing is left of it"
 expect 0 "$kvctl" --json pool list
 expect_json

@@ -98,6 +98,8 @@ int kv_bench_merge(struct kv_bench *b);
 /* kv_bench_kernel_option() - "shape", "dtype", "layout" or "ragged". Return: exit status. */
 int kv_bench_kernel_option(struct kv_bench *b, const char *option, const char *text);
 int kv_bench_elastic(struct kv_bench *b);
+int kv_bench_compact(struct kv_bench *b);
+int kv_bench_crowd(struct kv_bench *b);
 int kv_bench_gdn(struct kv_bench *b);
 int kv_bench_mla(struct kv_bench *b);
 int kv_bench_mamba(struct kv_bench *b);

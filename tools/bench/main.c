@@ -29,6 +29,9 @@ static const struct benchmark {
 	 kv_bench_prefix},
 	{"elastic", "", false, "a GiB from one model to another, beside the driver's mapping",
 	 kv_bench_elastic},
+	{"compact", "", false, "a pool half full moves together under clients, beside a copy",
+	 kv_bench_compact},
+	{"crowd", "--engines N", false, "N clients take, refill and idle together", kv_bench_crowd},
 	{"replay", "FILE --engines N --capacity BLOCKS", true,
 	 "N clients replay a trace of requests as fast as they can", kv_bench_replay},
 	{"attention", "", false, "decode over paged blocks, checked, beside a copy",
@@ -66,7 +69,7 @@ static const char options_help[] =
 	"  -s, --socket PATH      the daemon's socket; default: a daemon of its own in host\n"
 	"                         memory, for the time of the run\n"
 	"  -j, --json             one object on one line, with exact numbers\n"
-	"      --engines N        replay: client processes (default 1)\n"
+	"      --engines N        replay, crowd: client processes (default 1)\n"
 	"      --capacity BLOCKS  replay: size of the pool, in blocks of 512 tokens\n"
 	"      --shape Q/K/D      attention, write, merge: heads, KV heads, head size\n"
 	"      --batch N          the same: sequences (write: tokens)\n"
@@ -172,9 +175,10 @@ static int check_words(struct kv_bench *b, const struct benchmark *m, int n_word
 	if (n_words != (m->replays ? 1 : 0) || (m->replays && !b->capacity))
 		return kv_bench_refuse(b, KV_BENCH_USAGE, "usage: kvbench %s%s%s [OPTION...]",
 				       m->name, *m->args ? " " : "", m->args);
-	if (!m->replays && (b->engines || b->capacity))
+	if (!m->replays && (b->capacity || (b->engines && m->run != kv_bench_crowd)))
 		return kv_bench_refuse(b, KV_BENCH_USAGE,
-				       "--engines and --capacity are for 'kvbench replay'");
+				       "--engines is for 'kvbench replay' and 'crowd', --capacity for "
+				       "'replay'");
 	b->file = m->replays ? words[0] : NULL;
 	if (!b->engines)
 		b->engines = 1;
