@@ -97,6 +97,60 @@ START_TEST(a_wall_clock_that_jumps_changes_no_deadline)
 }
 END_TEST
 
+#define BUDGET (8u << 20)
+
+/* A pool that is guaranteed BUDGET and may have no more. 0; negative */
+static int open_budget(const char *name, struct kv_pool **ret)
+{
+	KV_OPTIONS(kv_pool_options, what, .name = name, .model = "budget", .layout = small_layout(),
+		   .min_bytes = BUDGET, .max_bytes = BUDGET, .timeout = TIMEOUT);
+
+	return kv_pool_open(client, &what, ret);
+}
+
+/* Takes all that there is. Return: how many blocks. */
+static uint32_t take_all(struct kv_pool *budget)
+{
+	kv_block_id id;
+	uint32_t n = 0;
+	int r;
+
+	while (!(r = kv_blocks_take(budget, 1, &id, 0)))
+		n++;
+	ck_assert_int_ge(r, KV_NO_ROOM);
+	return n;
+}
+
+START_TEST(a_budget_does_not_depend_on_who_runs_beside_or_has_just_ended)
+{
+	struct kv_pool *first, *second, *third, *more[8] = {NULL};
+	uint32_t n, n_opened = 0;
+	int r;
+
+	must(open_budget("first", &first));
+	n = take_all(first);
+	ck_assert_uint_ge(n, BUDGET / BLOCK_BYTES * 9 / 10);
+	ck_assert_uint_le(n, BUDGET / BLOCK_BYTES);
+	must(open_budget("second", &second)); /* beside one that has all it may have */
+	ck_assert_uint_eq(take_all(second), n);
+	kv_pool_close(first);
+	must(open_budget("third", &third)); /* after one that has just ended */
+	ck_assert_uint_eq(take_all(third), n);
+	/* The sum cannot be served for ever: then the numbers are said, and nobody loses anything. */
+	while (!(r = open_budget((const char *[]){"a", "b", "c", "d", "e", "f", "g", "h"}[n_opened],
+				 &more[n_opened])))
+		ck_assert_uint_lt(++n_opened, 8);
+	ck_assert_int_eq(r, -ENOMEM);
+	expect(strstr(kv_error_text(), "needs 4 extents") && strstr(kv_error_text(), "promised to other"), "%s",
+	       kv_error_text());
+	while (n_opened)
+		kv_pool_close(more[--n_opened]);
+	kv_pool_close(third);
+	kv_pool_close(second);
+	books_balance(client);
+}
+END_TEST
+
 START_TEST(the_library_brings_no_allocator_and_no_ring_along)
 {
 	static const char *const strangers[] = {"libjemalloc", "liburing", "libcuda", "libzmq"};
@@ -124,6 +178,7 @@ int main(void)
 	tcase_set_timeout(symptoms, 60);
 	tcase_add_test(symptoms, no_client_can_truncate_what_others_have_mapped);
 	tcase_add_test(symptoms, a_wall_clock_that_jumps_changes_no_deadline);
+	tcase_add_test(symptoms, a_budget_does_not_depend_on_who_runs_beside_or_has_just_ended);
 	tcase_add_test(symptoms, the_library_brings_no_allocator_and_no_ring_along);
 	suite_add_tcase(suite, symptoms);
 	return daemon_run_tests(suite);
