@@ -42,12 +42,15 @@ static inline void kv_uuid_format(const uint8_t uuid[KV_UUID_BYTES], char text[K
 		 u[15]);
 }
 
-/* Which of the promises of README's "When a part dies" don't hold; "": all hold. */
+/*
+ * Which promises don't hold with this kind that do with others; "": all hold. That a client can write only
+ * what is its pool's holds with kvcached --isolate, which ipc can't have.
+ */
 static inline const char *kv_export_limits(uint32_t kind)
 {
 	return kind == KV_EXPORT_IPC ?
 		       "memory ends with its owner process, not with the last descriptor: then nobody can "
-		       "attach, and a restart of kvcached is needed; clients can write all of the arena" :
+		       "attach, and a restart of kvcached is needed; clients can write all of the arena, --isolate can't be had" :
 		       "";
 }
 
