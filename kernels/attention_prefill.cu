@@ -48,6 +48,50 @@ static int attribute(cudaDeviceAttr which, int *ret)
 	return e == cudaSuccess ? 0 : cuda_error(e);
 }
 
+/*
+ * Whether a box can have whole rows of @view, of 128 or 256 columns: five dimensions describe it if
+ * heads follow one another as columns do, or as tokens do.
+ */
+static bool whole_rows(const struct kv_view *view, int columns, int32_t *ret_head_rows,
+		       int32_t *ret_head_columns)
+{
+	if (columns == 64 || view->head_dim != columns || view->dtype == KV_F8_E4M3)
+		return false;
+	*ret_head_rows = *ret_head_columns = 0;
+	if (view->head_stride == kv_view_row_bytes(view)) {
+		*ret_head_columns = columns / 64;
+		return true;
+	}
+	*ret_head_rows = (int32_t)(view->head_stride / (8 * view->token_stride));
+	return view->head_stride % (8 * view->token_stride) == 0 &&
+	       view->head_stride / (8 * view->token_stride) < INT_MAX / view->n_heads;
+}
+
+/* A box of @run tokens of one block and head, all columns; see kv_prefill_params::whole. */
+static int describe_whole(CUtensorMap *map, const struct kv_view *view, int run, int head_rows)
+{
+	cuuint64_t groups = (cuuint64_t)view->block_tokens / 8;
+	cuuint64_t chunks = (cuuint64_t)view->head_dim / 64, heads = (cuuint64_t)view->n_heads;
+	cuuint64_t sizes[] = {64, 8, head_rows ? chunks : chunks * heads,
+			      head_rows ? (heads - 1) * (cuuint64_t)head_rows + groups : groups,
+			      INT_MAX};
+	cuuint64_t strides[] = {(cuuint64_t)view->token_stride, 128,
+				8 * (cuuint64_t)view->token_stride, (cuuint64_t)view->block_stride};
+	cuuint32_t box[] = {64, 8, (cuuint32_t)chunks, (cuuint32_t)run / 8, 1};
+	cuuint32_t steps[] = {1, 1, 1, 1, 1};
+	CUresult e = encode()(map,
+			      view->dtype == KV_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+						     : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+			      5, view->base, sizes, strides, box, steps,
+			      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+			      CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+			      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+
+	if (e == CUDA_SUCCESS)
+		return 0;
+	return kv_error(-EIO, "attention: CUDA error %d describing a view to the copy engine", e);
+}
+
 /* A box: @run tokens of one block and head; all of @columns of e4m3, else 64 elements. */
 static int describe(CUtensorMap *map, const struct kv_view *view, int columns, int run)
 {
@@ -70,6 +114,27 @@ static int describe(CUtensorMap *map, const struct kv_view *view, int columns, i
 	if (e == CUDA_SUCCESS)
 		return 0;
 	return kv_error(-EIO, "attention: CUDA error %d describing a view to the copy engine", e);
+}
+
+/* Both views, whole rows if it can be. */
+static int describe_views(const struct kv_attention_args *args, int columns,
+			  struct kv_prefill_params *p)
+{
+	int32_t rows = 0, v_rows = 0, head_columns = 0, v_columns = 0;
+	int keys = columns < 256 ? 128 : args->k.dtype == KV_F8_E4M3 ? 64 : 80, r;
+
+	p->whole = whole_rows(&args->k, columns, &rows, &head_columns) &&
+		   whole_rows(&args->v, columns, &v_rows, &v_columns) && rows == v_rows;
+	p->group_bytes = p->whole ? columns / 64 * 1024 : 1024;
+	p->chunk_bytes = p->whole ? 1024 : keys * 128;
+	p->head_rows = rows;
+	p->head_columns = head_columns;
+	if (p->whole) {
+		r = describe_whole(&p->k_map, &args->k, p->run, rows);
+		return r < 0 ? r : describe_whole(&p->v_map, &args->v, p->run, rows);
+	}
+	r = describe(&p->k_map, &args->k, columns, p->run);
+	return r < 0 ? r : describe(&p->v_map, &args->v, columns, p->run);
 }
 
 extern "C" size_t kv_attention_prefill_workspace(const struct kv_attention_args *args)
@@ -156,9 +221,7 @@ extern "C" int kv_attention_prefill(const struct kv_attention_args *args)
 	while (columns < 256 && p.run < 64 && args->k.block_tokens % (2 * p.run) == 0)
 		p.run *= 2;
 	if (r == 0)
-		r = describe(&p.k_map, &args->k, columns, p.run);
-	if (r == 0)
-		r = describe(&p.v_map, &args->v, columns, p.run);
+		r = describe_views(args, columns, &p);
 	if (r < 0)
 		return r;
 	p.q = args->q;

@@ -10,7 +10,8 @@
 #define KV_PREFILL_RUN 16 /* tokens that lie in one block */
 
 struct kv_prefill_params {
-	CUtensorMap k_map; /* [block][head][token][element] */
+	/* [block][head][token][element], or as kv_prefill_params::whole says */
+	CUtensorMap k_map;
 	CUtensorMap v_map;
 	const void *q;
 	void *out;
@@ -39,6 +40,15 @@ struct kv_prefill_params {
 	int32_t table_width;
 	int32_t block_tokens;
 	int32_t run;	      /* tokens of a box of the copy engine: 16, 32 or 64 of one block */
+	/*
+	 * 1: a box has whole rows, [block][token / 8][64 columns][token % 8][element], and a head is
+	 * so many steps along the second or the third of these; 0: 64 columns of a row.
+	 */
+	int32_t whole;
+	int32_t head_rows;
+	int32_t head_columns;
+	int32_t group_bytes; /* shared memory: from 8 tokens to the next 8, */
+	int32_t chunk_bytes; /* and from 64 columns to the next */
 	int32_t block_shift; /* log2 of block_tokens if that is a power of 2; else -1 */
 	int32_t window_left;
 	int32_t causal;

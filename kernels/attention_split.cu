@@ -11,6 +11,9 @@
 #define RUN		 16	    /* tokens that must lie in one block */
 #define MIN_TILES	 8	    /* of a part, over the sets of a thread block */
 #define RUN_BYTES	 256	    /* of a token, read side by side */
+#define MOST_NEAR	 16	    /* thread blocks of a cluster */
+#define MOST_ROWS	 32	    /* of heads of other sizes than 64 and 128 */
+#define MOST_ROWS_WIDE	 16	    /* of heads above 128, where a chunk has 8 */
 #define LITTLE		 (64 << 20) /* bytes of K in all */
 #define LITTLE_64	 (16 << 20) /* the same for rows of 64 bytes */
 #define MAX_TOKEN_STRIDE (1 << 26)  /* times 16 it is an int */
@@ -19,12 +22,11 @@ struct kv_split_tuning kv_split_tuning;
 
 /* How a call is cut; from sizes alone, so that it is the same for each step of a captured graph. */
 struct split {
-	int n_row_tiles; /* of 8 rows, in a chunk */
-	int n_chunks;
-	int n_heads;  /* of a warp */
-	int sets;     /* of such heads, side by side in a thread block */
+	struct kv_split_choice choice; /* n_parts: no more than run at a time */
+	int n_chunks;		       /* of choice.n_row_tiles * 8 rows */
+	int sets;     /* of choice.n_heads heads, side by side in a thread block */
 	int n_blocks; /* thread blocks of a multiprocessor */
-	int n_parts;  /* thread blocks: no more than run at a time */
+	int near;     /* thread blocks of a cluster */
 	int most_parts;
 };
 
@@ -54,6 +56,26 @@ static bool reads_little(const struct kv_attention_args *args)
 	return bytes <= (kv_view_row_bytes(&args->k) > 64 ? LITTLE : LITTLE_64);
 }
 
+static int kind_of(const struct kv_attention_args *args)
+{
+	bool usual = args->k.head_dim == 64 || args->k.head_dim == 128;
+
+	if (usual && !args->seq_causal && !args->window_prefix_lens && !args->doc_ranges &&
+	    !args->tree_mask && !args->alibi_slopes && args->window_right <= 0 &&
+	    args->key_begin <= 0 && !args->key_end && args->cp_size <= 1)
+		return KV_SPLIT_PLAIN;
+	return KV_SPLIT_ANY;
+}
+
+/* Rows of a chunk, in eights: what registers hold of q and of sums. */
+static int row_tiles(const struct kv_attention_args *args, int64_t rows)
+{
+	int dim = args->k.head_dim;
+	int most = dim > 128 ? 1 : dim == 64 || dim == 128 ? 4 : 2;
+
+	return rows <= 8 || most == 1 ? 1 : rows <= 16 || most == 2 ? 2 : 4;
+}
+
 /* Heads that a warp takes at a time: those in RUN_BYTES of a token, where there is such a kernel.
  */
 static int wide_heads(const struct kv_attention_args *args, int n_row_tiles)
@@ -61,6 +83,8 @@ static int wide_heads(const struct kv_attention_args *args, int n_row_tiles)
 	int64_t row_bytes = kv_view_row_bytes(&args->k);
 	int wide = (int)(RUN_BYTES / row_bytes);
 
+	if (kind_of(args) == KV_SPLIT_ANY)
+		return 1;
 	if (n_row_tiles == 2 && args->k.head_dim == 64)
 		wide = 2;
 	else if (n_row_tiles > 1)
@@ -73,38 +97,64 @@ static int wide_heads(const struct kv_attention_args *args, int n_row_tiles)
 	return args->k.n_heads % wide ? 1 : wide;
 }
 
+/*
+ * Thread blocks of a cluster that share an entry of the list, for few entries: as many as leave no
+ * multiprocessor without work, or 1.
+ */
+static int near_blocks(const struct kv_attention_args *args, const struct split *split, int n_sms)
+{
+	int64_t entries = (int64_t)args->n_seqs * args->k.n_heads * split->n_chunks;
+	int near = kv_split_tuning.near ?: MOST_NEAR;
+
+	if (kind_of(args) != KV_SPLIT_PLAIN || split->choice.n_row_tiles > 2)
+		return 1;
+	while (near > 1 && entries * near > n_sms)
+		near /= 2;
+	return near;
+}
+
 static int split_init(const struct kv_attention_args *args, struct split *ret)
 {
 	int64_t rows = (int64_t)args->max_query_len * (args->n_heads_q / args->k.n_heads);
 	int64_t row_bytes = kv_view_row_bytes(&args->k);
+	struct kv_split_choice *choice = &ret->choice;
 	int64_t entries;
-	int r;
+	int n_sms, r;
 
-	r = attribute(cudaDevAttrMultiProcessorCount, &ret->n_parts);
+	r = attribute(cudaDevAttrMultiProcessorCount, &n_sms);
 	if (r < 0)
 		return r;
-	ret->most_parts = 2 * ret->n_parts;
-	ret->n_row_tiles = rows <= 8 ? 1 : rows <= 16 ? 2 : 4;
-	ret->n_chunks = (int)((rows + ret->n_row_tiles * 8 - 1) / (ret->n_row_tiles * 8));
-	ret->n_heads = kv_split_tuning.heads == 1 ? 1 : wide_heads(args, ret->n_row_tiles);
-	/* Sets that follow one another in memory are read together. */
+	ret->most_parts = 2 * n_sms;
+	choice->head_dim = args->k.head_dim;
+	choice->n_row_tiles = row_tiles(args, rows);
+	ret->n_chunks = (int)((rows + choice->n_row_tiles * 8 - 1) / (choice->n_row_tiles * 8));
 	ret->sets = 1;
+	ret->n_blocks = 1;
+	ret->near = near_blocks(args, ret, n_sms);
+	choice->kind = ret->near > 1 ? KV_SPLIT_NEAR : kind_of(args);
+	choice->n_heads = 1;
+	choice->n_parts = n_sms / ret->near * ret->near;
+	if (ret->near > 1)
+		return 0;
+	if (kv_split_tuning.heads != 1)
+		choice->n_heads = wide_heads(args, choice->n_row_tiles);
+	/* Sets that follow one another in memory are read together. */
 	while (!reads_little(args) && args->k.head_stride == row_bytes &&
-	       ret->sets * ret->n_heads * row_bytes < RUN_BYTES &&
-	       args->k.n_heads % (ret->sets * 2 * ret->n_heads) == 0)
+	       2 * ret->sets * choice->n_heads * row_bytes <= RUN_BYTES &&
+	       args->k.n_heads % (ret->sets * 2 * choice->n_heads) == 0)
 		ret->sets *= 2;
-	if (kv_split_tuning.sets && args->k.n_heads % (kv_split_tuning.sets * ret->n_heads) == 0)
+	if (kv_split_tuning.sets && args->k.n_heads % (kv_split_tuning.sets * choice->n_heads) == 0)
 		ret->sets = kv_split_tuning.sets;
 	/* Not a second thread block on a multiprocessor where it could never have work. */
-	ret->n_blocks = 1;
-	entries = (int64_t)args->n_seqs * (args->k.n_heads / (ret->sets * ret->n_heads)) *
+	entries = (int64_t)args->n_seqs * (args->k.n_heads / (ret->sets * choice->n_heads)) *
 		  ret->n_chunks;
-	if (entries * KV_SPLIT_MERGE > ret->n_parts)
-		ret->n_blocks = kv_split_blocks(args->k.head_dim, (int)row_bytes * ret->n_heads,
-						ret->n_row_tiles * ret->n_heads);
-	ret->n_parts *= ret->n_blocks;
+	if (entries * KV_SPLIT_MERGE > n_sms)
+		ret->n_blocks = kv_split_blocks(choice->kind, args->k.head_dim,
+						(int)row_bytes * choice->n_heads,
+						choice->n_row_tiles * choice->n_heads);
+	choice->n_parts *= ret->n_blocks;
 	if (kv_split_tuning.n_parts)
-		ret->n_parts = kv_split_tuning.n_parts;
+		choice->n_parts = kv_split_tuning.n_parts;
 	return 0;
 }
 
@@ -118,7 +168,7 @@ static size_t workspace_bytes(const struct kv_attention_args *args, const struct
 {
 	size_t n_parts = (size_t)split->most_parts;
 	size_t heads = RUN_BYTES / (size_t)kv_view_row_bytes(&args->k);
-	size_t rows = (heads ?: 1) * (size_t)split->n_row_tiles * KV_SPLIT_ROWS;
+	size_t rows = (heads ?: 1) * (size_t)split->choice.n_row_tiles * KV_SPLIT_ROWS;
 
 	return counter_bytes(split) +
 	       n_parts * 2 * rows * ((size_t)args->v.head_dim + 4) * sizeof(float);
@@ -150,8 +200,27 @@ static void refuse_views(const struct kv_attention_args *args, struct kv_refusal
 			  "k, v: 16 bytes are read at a time: base and strides must be multiples of "
 			  "it, token_stride at most %d",
 			  MAX_TOKEN_STRIDE);
-	if (((uintptr_t)args->q | (uintptr_t)args->out) % 16)
-		kv_refuse(refusals, KV_ATTN_ALIGNMENT, "q, out: multiples of 16 needed");
+	if (((uintptr_t)args->q | (uintptr_t)args->out) % 16 ||
+	    (args->q_token_stride | args->out_token_stride) % 8)
+		kv_refuse(refusals, KV_ATTN_ALIGNMENT,
+			  "q, out: tokens must start at multiples of 16 bytes");
+}
+
+/* Heads of other sizes than 64 and 128: only few rows, and e4m3 only in whole 32 bytes. */
+static void refuse_rows(const struct kv_attention_args *args, struct kv_refusals *refusals)
+{
+	int64_t rows = (int64_t)args->max_query_len * (args->n_heads_q / args->k.n_heads);
+	int dim = args->k.head_dim, most = dim > 128 ? MOST_ROWS_WIDE : MOST_ROWS;
+
+	if (dim == 64 || dim == 128)
+		return;
+	if (rows > most)
+		kv_refuse(refusals, KV_ATTN_QUERY_ROWS,
+			  "max_query_len: %lld rows given, of heads of %d up to %d are done",
+			  (long long)rows, dim, most);
+	if (args->k.dtype == KV_F8_E4M3 && dim % 32)
+		kv_refuse(refusals, KV_ATTN_HEAD_DIM,
+			  "k.head_dim: %d given, of e4m3 multiples of 32 are done", dim);
 }
 
 /* What depends on how the call would be cut; only of sizes that the table allows. */
@@ -170,7 +239,7 @@ static void refuse_split(const struct kv_attention_args *args, struct kv_refusal
 			  "device: it has %d bytes of shared memory a multiprocessor, %d are needed",
 			  shared, MAX_SHARED);
 	if ((double)args->n_seqs * args->table_width * (args->k.block_tokens / RUN) *
-		    args->k.n_heads / (split.sets * split.n_heads) * split.n_chunks >
+		    args->k.n_heads / (split.sets * split.choice.n_heads) * split.n_chunks >
 	    INT_MAX)
 		kv_refuse(refusals, KV_ATTN_SIZE, "n_seqs, table_width: %d, %d given, too large",
 			  args->n_seqs, args->table_width);
@@ -187,17 +256,19 @@ extern "C" void kv_attention_split_refuse(const struct kv_attention_args *args,
 			       KV_ATTN_BIT(BLOCK_TOKENS) | KV_ATTN_BIT(QUERY_ROWS);
 
 	refuse_views(args, refusals);
+	refuse_rows(args, refusals);
 	if (!(refusals->bits & sizes))
 		refuse_split(args, refusals);
 }
 
 extern "C" int kv_attention_split(const struct kv_attention_args *args)
 {
-	kv_split_launch *launch = args->k.dtype == KV_BF16  ? kv_split_launch_bf16
-				  : args->k.dtype == KV_F16 ? kv_split_launch_f16
-							    : kv_split_launch_f8;
+	static kv_split_launch *const launches[][3] = {
+		{kv_split_launch_bf16, kv_split_launch_f16, kv_split_launch_f8},
+		{kv_split_launch_any_bf16, kv_split_launch_any_f16, kv_split_launch_any_f8}};
+	int type = args->k.dtype == KV_BF16 ? 0 : args->k.dtype == KV_F16 ? 1 : 2;
 	const float log2_e = 1.44269504088896f;
-	float scale = args->sm_scale * args->k.scale;
+	float scale = args->sm_scale * (args->k_scales ? 1 : args->k.scale);
 	struct kv_split_params p = {};
 	struct split split;
 	int r;
@@ -215,9 +286,20 @@ extern "C" int kv_attention_split(const struct kv_attention_args *args)
 	p.block_table = args->block_table;
 	p.counters = (uint32_t *)args->workspace;
 	p.sums = (float *)((char *)args->workspace + counter_bytes(&split));
+	p.sinks = args->sinks;
+	p.slopes = args->alibi_slopes;
+	p.k_scales = args->k_scales;
+	p.v_scales = args->v_scales;
 	p.k = args->k;
 	p.v = args->v;
+	p.sees = kv_visibility_of(args);
+	p.q_stride = args->q_token_stride;
+	p.out_stride = args->out_token_stride;
+	p.lse_stride = args->lse_token_stride;
+	p.lse_head_stride = args->lse_head_stride;
 	p.dtype = args->dtype;
+	p.out_dtype = args->out_dtype;
+	p.lse_with_sink = args->lse_with_sink;
 	p.n_seqs = args->n_seqs;
 	p.n_tokens = args->n_tokens;
 	p.n_heads_q = args->n_heads_q;
@@ -228,13 +310,13 @@ extern "C" int kv_attention_split(const struct kv_attention_args *args)
 	p.n_chunks = split.n_chunks;
 	p.heads = split.sets;
 	p.blocks = split.n_blocks;
-	p.n_sets = args->k.n_heads / (split.sets * split.n_heads);
+	p.near = split.near;
+	p.n_sets = args->k.n_heads / (split.sets * split.choice.n_heads);
 	p.min_tiles = kv_split_tuning.min_tiles ?: MIN_TILES / split.sets;
 	p.window_left = args->window_left;
 	p.causal = args->causal;
 	p.capped = args->softcap > 0;
 	p.inner = p.capped ? 2 * log2_e * scale / args->softcap : 0;
 	p.outer = p.capped ? log2_e * args->softcap : log2_e * scale;
-	return launch(&p, args->k.head_dim, split.n_row_tiles, split.n_heads, split.n_parts,
-		      args->stream);
+	return launches[split.choice.kind == KV_SPLIT_ANY][type](&p, &split.choice, args->stream);
 }

@@ -49,6 +49,8 @@ __global__ void __launch_bounds__(S::threads, S::blocks) attend_split(struct kv_
 	struct cut c;
 	int stage = 0;
 
+	kv_wait_for_grids();
+	kv_let_grids_start();
 	if (!plan<S>(p, c, s))
 		return;
 	fetched.s = s;
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(S::threads, S::blocks) attend_split(struct kv_
 			fetch<S>(p, fetched, sub, per_head, head_in_set, ring + free * 2 * S::tile,
 				 policy);
 			kv_copy_commit();
-			attend_tile<S>(p, s, s.first + tile * S::tokens, ring + stage * 2 * S::tile,
+			attend_tile<S>(p, s, token_of<S>(s, tile), ring + stage * 2 * S::tile,
 				       x);
 			stage = stage + 1 < S::stages ? stage + 1 : 0;
 		}
@@ -84,37 +86,61 @@ __global__ void __launch_bounds__(S::threads, S::blocks) attend_split(struct kv_
 			next_segment<S>(p, s);
 			load_q<S>(p, s, head_in_set, x);
 		}
-		finish<S>(p, c, done, scratch, x);
+		finish<S>(p, c, done, (float *)shared, scratch, x);
 		if (!done.left)
 			break;
 	}
 }
 
-template <int TYPE, int D, int N, int H>
+template <typename S>
 static int launch_split(const struct kv_split_params *params, int n_parts, void *stream)
 {
-	typedef struct shape<TYPE, D, N, H> S;
-
-	return kv_launch("attention", attend_split<S>, dim3((unsigned)n_parts), S::threads,
-			 S::shared, stream, *params);
+	return kv_launch_near("attention", attend_split<S>, n_parts, S::near ? params->near : 1,
+			      S::threads, S::shared, stream, *params);
 }
 
 /* The kernel for rows of D elements; attention_split.cu chooses among those there are. */
 template <int TYPE, int D>
-static int launch_dim(const struct kv_split_params *params, int n_row_tiles, int n_heads,
-		      int n_parts, void *stream)
+static int launch_dim(const struct kv_split_params *params, const struct kv_split_choice *choice,
+		      void *stream)
 {
 	constexpr int wide = 256 / D / (TYPE == KV_F8_E4M3 ? 1 : 2); /* heads in 256 bytes */
+	int n_row_tiles = choice->n_row_tiles, n_parts = choice->n_parts;
 
+	if (choice->kind == KV_SPLIT_NEAR)
+		return n_row_tiles == 1 ? launch_split<shape<TYPE, D, 1, 1, KV_SPLIT_NEAR>>(
+						  params, n_parts, stream)
+					: launch_split<shape<TYPE, D, 2, 1, KV_SPLIT_NEAR>>(
+						  params, n_parts, stream);
 	if constexpr (wide > 1)
-		if (n_row_tiles == 1 && n_heads == wide)
-			return launch_split<TYPE, D, 1, wide>(params, n_parts, stream);
+		if (n_row_tiles == 1 && choice->n_heads == wide)
+			return launch_split<shape<TYPE, D, 1, wide, KV_SPLIT_PLAIN>>(params, n_parts,
+										     stream);
 	if constexpr (D == 64)
-		if (n_row_tiles == 2 && n_heads == 2)
-			return launch_split<TYPE, D, 2, 2>(params, n_parts, stream);
+		if (n_row_tiles == 2 && choice->n_heads == 2)
+			return launch_split<shape<TYPE, D, 2, 2, KV_SPLIT_PLAIN>>(params, n_parts,
+										  stream);
 	if (n_row_tiles == 1)
-		return launch_split<TYPE, D, 1, 1>(params, n_parts, stream);
+		return launch_split<shape<TYPE, D, 1, 1, KV_SPLIT_PLAIN>>(params, n_parts, stream);
 	if (n_row_tiles == 2)
-		return launch_split<TYPE, D, 2, 1>(params, n_parts, stream);
-	return launch_split<TYPE, D, 4, 1>(params, n_parts, stream);
+		return launch_split<shape<TYPE, D, 2, 1, KV_SPLIT_PLAIN>>(params, n_parts, stream);
+	return launch_split<shape<TYPE, D, 4, 1, KV_SPLIT_PLAIN>>(params, n_parts, stream);
+}
+
+/* The same for KV_SPLIT_ANY. */
+template <int TYPE, int D>
+static int launch_any(const struct kv_split_params *params, const struct kv_split_choice *choice,
+		      void *stream)
+{
+	int n_row_tiles = choice->n_row_tiles, n_parts = choice->n_parts;
+
+	if constexpr (D == 64 || D == 128)
+		if (n_row_tiles == 4)
+			return launch_split<shape<TYPE, D, 4, 1, KV_SPLIT_ANY>>(params, n_parts,
+										stream);
+	if constexpr (D <= 128)
+		if (n_row_tiles == 2)
+			return launch_split<shape<TYPE, D, 2, 1, KV_SPLIT_ANY>>(params, n_parts,
+										stream);
+	return launch_split<shape<TYPE, D, 1, 1, KV_SPLIT_ANY>>(params, n_parts, stream);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/attention_split.cuh"
 
-int kv_split_launch_bf16(const struct kv_split_params *params, int head_dim, int n_row_tiles,
-			 int n_heads, int n_parts, void *stream)
+int kv_split_launch_bf16(const struct kv_split_params *params, const struct kv_split_choice *choice,
+			 void *stream)
 {
-	if (head_dim == 64)
-		return launch_dim<KV_BF16, 64>(params, n_row_tiles, n_heads, n_parts, stream);
-	return launch_dim<KV_BF16, 128>(params, n_row_tiles, n_heads, n_parts, stream);
+	if (choice->head_dim == 64)
+		return launch_dim<KV_BF16, 64>(params, choice, stream);
+	return launch_dim<KV_BF16, 128>(params, choice, stream);
 }

@@ -2,9 +2,11 @@
 /* The backends of a build with CUDA; backends_host.c is the other one of the pair. */
 #include "kernels/attention.h"
 
-#define SPLIT_FEATURES                                                                                \
+#define WGMMA_FEATURES                                                                          \
 	(KV_ATTN_BIT(WINDOW) | KV_ATTN_BIT(NON_CAUSAL) | KV_ATTN_BIT(CONNECTOR) |               \
-	 KV_ATTN_BIT(DEVICE_LENGTHS) | KV_ATTN_BIT(SOFTCAP) | KV_ATTN_BIT(LSE))
+	 KV_ATTN_BIT(DEVICE_LENGTHS) | KV_ATTN_BIT(SOFTCAP) | KV_ATTN_BIT(LSE) |                \
+	 KV_ATTN_BIT(SINKS) | KV_ATTN_BIT(LSE_WITH_SINK) | KV_ATTN_BIT(STRIDES) |               \
+	 KV_ATTN_BIT(HEAD_SCALES) | KV_ATTN_BIT(SEQ_CAUSAL) | KV_ATTN_BIT(KEY_RANGE))
 
 const struct kv_attn_backend kv_attn_cuda = {
 	.name = "cuda",
@@ -24,11 +26,12 @@ const struct kv_attn_backend kv_attn_cuda = {
 const struct kv_attn_backend kv_attn_split = {
 	.name = "split",
 	.device = KV_DEVICE_CUDA,
-	.caps = {.features = SPLIT_FEATURES,
+	.caps = {.features = KV_ATTN_EVERYTHING &
+			     ~(KV_ATTN_BIT(INVARIANT) | KV_ATTN_BIT(ROW_SCALES)),
 		 .dtypes = 1u << KV_F16 | 1u << KV_BF16,
 		 .kv_dtypes = 1u | 1u << KV_F8_E4M3,
 		 .kinds = 1u << KV_KIND_DECODER | 1u << KV_KIND_ENCODER_ONLY | 1u << KV_KIND_CROSS,
-		 .head_dims = {64, 128},
+		 .head_dims = {64, 80, 96, 112, 128, 192, 256},
 		 .block_tokens = {16},
 		 .capability_min = 90,
 		 .max_query_rows = 64,
@@ -45,9 +48,7 @@ const struct kv_attn_backend kv_attn_split = {
 const struct kv_attn_backend kv_attn_wgmma = {
 	.name = "wgmma",
 	.device = KV_DEVICE_CUDA,
-	.caps = {.features = SPLIT_FEATURES | KV_ATTN_BIT(SINKS) | KV_ATTN_BIT(LSE_WITH_SINK) |
-			     KV_ATTN_BIT(STRIDES) | KV_ATTN_BIT(HEAD_SCALES) |
-			     KV_ATTN_BIT(SEQ_CAUSAL) | KV_ATTN_BIT(KEY_RANGE),
+	.caps = {.features = WGMMA_FEATURES,
 		 .dtypes = 1u << KV_F16 | 1u << KV_BF16,
 		 .kv_dtypes = 1u | 1u << KV_F8_E4M3,
 		 .kinds = 1u << KV_KIND_DECODER | 1u << KV_KIND_ENCODER_ONLY | 1u << KV_KIND_CROSS,

@@ -30,25 +30,30 @@ template <typename S> struct attend_state {
 };
 
 template <typename S>
-__device__ static void issue_scores(uint32_t q, uint32_t k, struct attend_state<S> &x)
+__device__ static void issue_scores(const struct kv_prefill_params &p, uint32_t q, uint32_t k,
+				    struct attend_state<S> &x)
 {
 	kv_wgmma_fence();
 #pragma unroll
 	for (int i = 0; i < S::dim / 16; i++)
 		kv_wgmma_scores<S::math>(
 			x.s,
-			kv_wgmma_operand(q + i / 4 * S::rows * 128 + i % 4 * 32, 0),
-			kv_wgmma_operand(k + i / 4 * S::keys * 128 + i % 4 * 32, 0), i != 0);
+			kv_wgmma_operand(q + i / 4 * S::rows * 128 + i % 4 * 32, 0, 1024),
+			kv_wgmma_operand(k + i / 4 * p.chunk_bytes + i % 4 * 32, 0, p.group_bytes),
+			i != 0);
 	kv_wgmma_commit();
 }
 
-template <typename S> __device__ static void issue_sums(uint32_t v, struct attend_state<S> &x)
+template <typename S>
+__device__ static void issue_sums(const struct kv_prefill_params &p, uint32_t v,
+				  struct attend_state<S> &x)
 {
 	kv_wgmma_fence();
 #pragma unroll
 	for (int i = 0; i < S::keys / 16; i++)
 		kv_wgmma_sums<S::math>(x.o, x.p + 4 * i,
-				       kv_wgmma_operand(v + i * 2048, S::keys * 128));
+				       kv_wgmma_operand(v + i * 2 * p.group_bytes, p.chunk_bytes,
+							p.group_bytes));
 	kv_wgmma_commit();
 }
 
@@ -251,7 +256,8 @@ __device__ static void store(const struct kv_prefill_params &p, const struct ite
  * together; then weights of this one. EDGE: not all rows see all of it.
  */
 template <typename S, bool EDGE>
-__device__ static __forceinline__ void step(uint32_t shared, struct prefill_board<S> *board,
+__device__ static __forceinline__ void step(const struct kv_prefill_params &p, uint32_t shared,
+					    struct prefill_board<S> *board,
 					    uint32_t q, int turn, int next_turn, int tile,
 					    struct ring<S::stages> &k, struct ring<S::stages> &v,
 					    struct attend_state<S> &x)
@@ -259,9 +265,9 @@ __device__ static __forceinline__ void step(uint32_t shared, struct prefill_boar
 	kv_barrier_wait(shared_of(&board->k_full[k.at]), k.turn);
 	if (S::turns)
 		kv_named_sync(turn, 2 * KV_WARPGROUP);
-	issue_scores<S>(q, shared + S::k_at + k.at * S::tile, x);
+	issue_scores<S>(p, q, shared + S::k_at + k.at * S::tile, x);
 	kv_barrier_wait(shared_of(&board->v_full[v.at]), v.turn);
-	issue_sums<S>(shared + S::v_at + v.at * S::tile, x);
+	issue_sums<S>(p, shared + S::v_at + v.at * S::tile, x);
 	if (S::turns)
 		kv_named_arrive(next_turn, 2 * KV_WARPGROUP);
 	kv_wgmma_wait<1>();
@@ -343,7 +349,7 @@ __device__ static void attend(const struct kv_prefill_params &p, uint32_t shared
 			}
 		}
 		kv_barrier_wait(shared_of(&board->k_full[k.at]), k.turn);
-		issue_scores<S>(q, shared + S::k_at + k.at * S::tile, x);
+		issue_scores<S>(p, q, shared + S::k_at + k.at * S::tile, x);
 		kv_wgmma_wait<0>();
 		kv_wgmma_hold(x.s);
 		release(shared_of(&board->k_empty[k.at]));
@@ -356,15 +362,15 @@ __device__ static void attend(const struct kv_prefill_params &p, uint32_t shared
 		tile = it.last - 1;
 		/* Tiles that not all rows see whole, at the end and, by the window, at the start. */
 		for (; tile >= it.first && (tile + 1) * S::keys > it.all_hi; tile--)
-			step<S, true>(shared, board, q, turn, next_turn, tile, k, v, x);
+			step<S, true>(p, shared, board, q, turn, next_turn, tile, k, v, x);
 		for (; tile >= it.first && tile * S::keys >= it.all_lo; tile--)
-			step<S, false>(shared, board, q, turn, next_turn, tile, k, v, x);
+			step<S, false>(p, shared, board, q, turn, next_turn, tile, k, v, x);
 		for (; tile >= it.first; tile--)
-			step<S, true>(shared, board, q, turn, next_turn, tile, k, v, x);
+			step<S, true>(p, shared, board, q, turn, next_turn, tile, k, v, x);
 		release(shared_of(&board->q_empty[q_ring.at]));
 		q_ring.next();
 		kv_barrier_wait(shared_of(&board->v_full[v.at]), v.turn);
-		issue_sums<S>(shared + S::v_at + v.at * S::tile, x);
+		issue_sums<S>(p, shared + S::v_at + v.at * S::tile, x);
 		kv_wgmma_wait<0>();
 		kv_wgmma_hold(x.o);
 		release(shared_of(&board->v_empty[v.at]));

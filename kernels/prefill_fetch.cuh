@@ -61,7 +61,7 @@ __device__ static void copy_q(const struct kv_prefill_params &p, const struct it
 template <typename S>
 __device__ static int box_id(const struct kv_prefill_params &p, const struct item &it, int tile)
 {
-	int lane = threadIdx.x % KV_WARP, token = lane / S::side * p.run;
+	int lane = threadIdx.x % KV_WARP, token = lane / (p.whole ? 1 : S::side) * p.run;
 	int j = tile * S::keys + token;
 
 	if (token >= S::keys || tile < it.first || j >= it.bound || j + p.run <= it.lo)
@@ -80,8 +80,21 @@ __device__ static void fetch_tile(const struct kv_prefill_params &p, const CUten
 	int j = tile * S::keys;
 
 	if (kv_elect())
-		kv_barrier_expect(barrier, __popc(asked) * p.run * S::box_row);
+		kv_barrier_expect(barrier, __popc(asked) * p.run * (p.whole ? S::dim * 2 : S::box_row));
 	__syncwarp();
+	if (!S::wide && p.whole) {
+		for (int box = 0, token = 0; token < S::keys; token += p.run, box++) {
+			int in_block = p.block_shift >= 0 ? (j + token) & (p.block_tokens - 1)
+							  : (j + token) % p.block_tokens;
+			int block = __shfl_sync(KV_ALL_LANES, id, box);
+
+			if (asked >> box & 1 && kv_elect())
+				kv_tma_load5(to + token * S::dim * 2, map, barrier, 0, 0,
+					     it.head * p.head_columns,
+					     it.head * p.head_rows + in_block / 8, block);
+		}
+		return;
+	}
 	for (int box = 0, token = 0; token < S::keys; token += p.run) {
 		int in_block = p.block_shift >= 0 ? (j + token) & (p.block_tokens - 1)
 						  : (j + token) % p.block_tokens;
@@ -99,17 +112,19 @@ __device__ static void fetch_tile(const struct kv_prefill_params &p, const CUten
 
 /* Rows of a tile of V that no box brought, or that lie past the last key, become 0. */
 template <typename S>
-__device__ static void clear_rows(const struct item &it, int tile, int run, uint32_t v)
+__device__ static void clear_rows(const struct kv_prefill_params &p, const struct item &it, int tile,
+				  uint32_t v)
 {
-	int lo = it.lo / run * run - tile * S::keys;
+	int lo = it.lo / p.run * p.run - tile * S::keys;
 	int hi = it.bound - tile * S::keys;
 
 	for (int i = threadIdx.x % KV_WARP; i < S::keys * S::chunks * 8; i += KV_WARP) {
-		int row = i / 8 % S::keys;
+		int row = i / 8 % S::keys, chunk = i / 8 / S::keys;
+		uint32_t at = v + row / 8 * p.group_bytes + chunk * p.chunk_bytes + row % 8 * 128 +
+			      i % 8 * 16;
 
 		if (row < lo || row >= hi)
-			asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + i * 16),
-				     "r"(0)
+			asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0)
 				     : "memory");
 	}
 	kv_fence_async();
@@ -173,7 +188,7 @@ __device__ static void fetch_v(const struct kv_prefill_params &p, struct prefill
 	if (odd) {
 		kv_barrier_wait(landed, x.landed);
 		x.landed ^= 1;
-		clear_rows<S>(it, tile, p.run, at);
+		clear_rows<S>(p, it, tile, at);
 		if (threadIdx.x % KV_WARP == 0)
 			kv_barrier_arrive(full);
 	}

@@ -3,6 +3,7 @@
 #ifndef KV_KERNELS_SPLIT_MERGE_CUH
 #define KV_KERNELS_SPLIT_MERGE_CUH
 
+#include "kernels/sink.h"
 #include "kernels/split_tile.cuh"
 
 /* Sums of some of a row's keys, at 4 elements. */
@@ -44,20 +45,34 @@ template <typename S>
 __device__ static void store_result(const struct kv_split_params &p, const struct segment &s,
 				    int head, int row, int d, const struct sums &x)
 {
-	float factor = x.l == 0 ? 0 : p.v.scale / x.l;
-	int64_t at =
-		(int64_t)(s.start + row / p.group) * p.n_heads_q + head * p.group + row % p.group;
+	float scale = p.v_scales ? p.v_scales[head] : p.v.scale;
+	float factor = x.l == 0 ? 0 : scale / x.l, lse = 0;
+	int head_q = head * p.group + row % p.group;
+	int64_t token = s.start + row / p.group, at = token * p.out_stride + head_q * S::dim + d;
 	uint2 u;
 
-	if (p.dtype == KV_BF16)
+	if (p.sinks || (p.lse && d == 0)) /* m + log2 l in units of ln 2 */
+		lse = x.l == 0 ? -INFINITY : (x.m + log2f(x.l)) * 0.693147180559945f;
+	if (p.sinks) {
+		float sink = p.sinks[head_q];
+
+		factor *= kv_sink_factor(sink, lse);
+		lse = p.lse_with_sink ? kv_sink_lse(sink, lse) : lse;
+	}
+	if (p.lse && d == 0)
+		p.lse[token * p.lse_stride + head_q * p.lse_head_stride] = lse;
+	if (p.out_dtype == KV_F32) {
+		*(float4 *)((float *)p.out + at) = make_float4(
+			x.o.x * factor, x.o.y * factor, x.o.z * factor, x.o.w * factor);
+		return;
+	}
+	if (p.out_dtype == KV_BF16)
 		u = make_uint2(kv_pack<KV_BF16>(x.o.x * factor, x.o.y * factor),
 			       kv_pack<KV_BF16>(x.o.z * factor, x.o.w * factor));
 	else
 		u = make_uint2(kv_pack<KV_F16>(x.o.x * factor, x.o.y * factor),
 			       kv_pack<KV_F16>(x.o.z * factor, x.o.w * factor));
-	*(uint2 *)((uint16_t *)p.out + at * S::dim + d) = u;
-	if (p.lse && d == 0) /* m + log2 l in units of ln 2 */
-		p.lse[at] = x.l == 0 ? -INFINITY : (x.m + log2f(x.l)) * 0.693147180559945f;
+	*(uint2 *)((uint16_t *)p.out + at) = u;
 }
 
 /* A slot of the workspace: [heads][rows][D] sums, then m and l: [level][heads][rows][2]. */
@@ -195,16 +210,80 @@ __device__ static void share(const struct kv_split_params &p, const struct cut &
 		merge<S>(p, s, part, slot0, n, 1, true);
 }
 
+/* 8 or 16 bytes at @at of the shared memory of thread block @rank of the cluster. */
+__device__ static float2 load_near2(uint32_t at, int rank)
+{
+	float2 x;
+
+	asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %2, %3;\n"
+		     "ld.shared::cluster.v2.f32 {%0, %1}, [a]; }"
+		     : "=f"(x.x), "=f"(x.y)
+		     : "r"(at), "r"(rank)
+		     : "memory");
+	return x;
+}
+
+__device__ static float4 load_near4(uint32_t at, int rank)
+{
+	float4 x;
+
+	asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %4, %5;\n"
+		     "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [a]; }"
+		     : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+		     : "r"(at), "r"(rank)
+		     : "memory");
+	return x;
+}
+
+/*
+ * Sums of the thread blocks of a cluster, in the order of the keys, each of which lie at @mine in
+ * their shared memory: a thread block brings every so-manieth 4 elements together.
+ */
+template <typename S>
+__device__ static void merge_near(const struct kv_split_params &p, const struct segment &s,
+				  const float *mine)
+{
+	constexpr int rows = S::n * KV_SPLIT_ROWS, quads = S::dim / 4;
+	int row0 = s.entry % s.chunks * rows, n_rows = min(rows, s.q_len * p.group - row0);
+	int count = n_rows * quads, rank = blockIdx.x % p.near;
+	uint32_t from = (uint32_t)__cvta_generic_to_shared(mine);
+
+	kv_cluster_sync(); /* all sums are there */
+	for (int i = threadIdx.x * p.near + rank; i < count; i += S::threads * p.near) {
+		struct sums y = {NONE, 0, make_float4(0, 0, 0, 0)};
+
+		for (int j0 = 0; j0 < p.near; j0 += LOADS) {
+			float2 ml[LOADS];
+			float4 o[LOADS];
+
+#pragma unroll
+			for (int j = 0; j < LOADS; j++) {
+				ml[j] = make_float2(NONE, 0);
+				o[j] = make_float4(0, 0, 0, 0);
+				if (j0 + j >= p.near)
+					continue;
+				o[j] = load_near4(from + i * 16, j0 + j);
+				ml[j] = load_near2(from + rows * S::dim * 4 + i / quads * 8, j0 + j);
+			}
+			add(y, ml, o);
+		}
+		store_result<S>(p, s, s.entry / s.chunks, row0 + i / quads, i % quads * 4, y);
+	}
+	kv_cluster_sync(); /* no thread block ends while others read of it */
+}
+
 /* Sums of the warps of a head together: to the result, or to the workspace. */
 template <typename S>
 __device__ static void finish(const struct kv_split_params &p, const struct cut &c,
-			      const struct segment &s, float *scratch, struct state<S> &x)
+			      const struct segment &s, float *ring, float *scratch,
+			      struct state<S> &x)
 {
 	constexpr int rows = S::n * KV_SPLIT_ROWS, quads = S::dim / 4;
 	int g = threadIdx.x % KV_WARP / 4, t = threadIdx.x % 4, warp = threadIdx.x / KV_WARP;
 	int per_head = S::warps / p.heads;
 	int row0 = s.entry % s.chunks * rows;
-	bool whole = s.t1 - s.t0 == s.n;
+	bool near = S::near && c.near;
+	bool whole = s.t1 - s.t0 == s.n && !near;
 	float *mine = scratch + warp * S::sums;
 	float *totals = scratch + S::warps * S::sums; /* [warp][row] m, l */
 
@@ -225,7 +304,7 @@ __device__ static void finish(const struct kv_split_params &p, const struct cut 
 			for (int d = 0; d < S::dim / 16; d++) {
 				/* element e of row r lies at e ^ 8 (r / 2): lanes meet no bank
 				 * twice */
-				float *to = mine + (2 * t + j) * S::dim;
+				float *to = mine + (2 * t + j) * S::sum_row;
 
 				if (S::type == KV_F8_E4M3) {
 					*(float2 *)(to + ((d * 16 + 2 * g) ^ 8 * t)) =
@@ -256,7 +335,7 @@ __device__ static void finish(const struct kv_split_params &p, const struct cut 
 				if (k >= per_head)
 					continue;
 				ml[k] = *(float2 *)(totals + (w * KV_SPLIT_ROWS + r) * 2);
-				o[k] = *(float4 *)(scratch + w * S::sums + r * S::dim +
+				o[k] = *(float4 *)(scratch + w * S::sums + r * S::sum_row +
 						   (d ^ 8 * (r / 2)));
 			}
 			add(y, ml, o);
@@ -267,7 +346,8 @@ __device__ static void finish(const struct kv_split_params &p, const struct cut 
 			}
 
 			int at = head * rows + row;
-			float *slot = slot_of<S>(p, 2 * blockIdx.x + s.later);
+			/* What was fetched is used up. */
+			float *slot = near ? ring : slot_of<S>(p, 2 * blockIdx.x + s.later);
 
 			*(float4 *)(slot + at * S::dim + d) = y.o;
 			if (d == 0)
@@ -275,7 +355,9 @@ __device__ static void finish(const struct kv_split_params &p, const struct cut 
 					make_float2(y.m, y.l);
 		}
 	}
-	if (!whole)
+	if (near)
+		merge_near<S>(p, s, ring);
+	else if (!whole)
 		share<S>(p, c, s);
 }
 

@@ -12,32 +12,35 @@
 #define ALIGN 300    /* tiles of a part: below, parts that end with entries are worth 10 % fewer */
 #define SLACK 8.0f   /* weights stay below 2^SLACK: only then are sums brought to a new maximum */
 #define NONE  -1e30f /* maximum of no scores */
+#define NEAR_TILES 32 /* of each thread block of a cluster, where others would be idle */
 
 /*
  * Sizes of a kernel: TYPE of the cache, head dim D, N row tiles of 8 queries, H heads of a warp: as
- * many as bring the bytes of a token that it reads to 256.
+ * many as bring the bytes of a token that it reads to 256; KIND: enum kv_split_kind.
  */
-template <int TYPE, int D, int N, int H> struct shape {
+template <int TYPE, int D, int N, int H, int KIND> struct shape {
 	static constexpr int type = TYPE, dim = D, n = N, h = H;
+	static constexpr bool any = KIND == KV_SPLIT_ANY, near = KIND == KV_SPLIT_NEAR;
 	static constexpr int columns = N * H; /* tiles of 8 queries: head c / N, rows c % N */
 	static constexpr int row = H * D * (TYPE == KV_F8_E4M3 ? 1 : 2); /* bytes of a token */
 	static constexpr int units = row / 16; /* 16-byte units of a row */
 	static constexpr int head_units = units / H;
-	static constexpr int warps = kv_split_warps(row);
-	static constexpr int blocks = kv_split_blocks(D, row, columns);
+	static constexpr int warps = kv_split_warps(KIND, row);
+	static constexpr int blocks = kv_split_blocks(KIND, D, row, columns);
 	static constexpr int threads = warps * KV_WARP;
 	static constexpr int runs = row > 64 ? 1 : 2; /* of a tile */
 	static constexpr int tokens = runs * RUN;
 	static constexpr int tile = tokens * row; /* bytes of K, and of V */
 	static constexpr int stages = 192 * 1024 / blocks / warps / (2 * tile);
 	static constexpr int ring = stages * 2 * tile; /* bytes of a warp */
-	static constexpr int sums = KV_SPLIT_ROWS * D; /* floats of a warp */
+	static constexpr int sum_row = (D + 31) / 32 * 32;
+	static constexpr int sums = KV_SPLIT_ROWS * sum_row; /* floats of a warp */
 	static constexpr size_t shared =
 		(size_t)warps * (ring + (sums + 2 * KV_SPLIT_ROWS) * sizeof(float));
 	/* Unit u of row r lies at u ^ turn(r): the 8 rows of a matrix differ in their banks. */
 	__device__ static constexpr int turn(int r)
 	{
-		return row % 128 == 0 ? r & 7 : (r >> 1) & 3;
+		return row % 128 == 0 ? r & 7 : row % 64 == 0 ? (r >> 1) & 3 : (r >> 2) & 1;
 	}
 };
 
@@ -58,7 +61,19 @@ struct segment {
 	int len;
 	int lo; /* keys that some row sees */
 	int hi;
+	/* KV_SPLIT_ANY alone: */
+	int n_before;  /* tiles before a gap that no row sees */
+	int gap;       /* tokens of the gap, whole tiles */
+	int before_hi; /* keys [lo, before_hi) all rows see, */
+	int all_lo;    /* and [all_lo, all_hi) */
+	int all_hi;
 };
+
+/* The first token of a tile. */
+template <typename S> __device__ static int token_of(const struct segment &s, int tile)
+{
+	return s.first + tile * S::tokens + (S::any && tile >= s.n_before ? s.gap : 0);
+}
 
 __device__ static struct kv_span query_sees(const struct kv_split_params &p,
 					    const struct segment &s, int i)
@@ -76,6 +91,41 @@ __device__ static struct kv_span row_sees(const struct kv_split_params &p, const
 	return query_sees(p, s, row / p.group);
 }
 
+/* Which keys the rows of a request see, by kernels/visible.h. */
+template <typename S>
+__device__ static void load_visible(const struct kv_split_params &p, struct segment &s)
+{
+	int bound = p.table_width * p.k.block_tokens, before = 0, after = bound;
+	struct kv_range all = {0, 0};
+	/* Ends of what a row sees ascend, but in trees and documents. */
+	int step = p.sees.tree_mask || p.sees.doc_ranges ? 1 : max(s.q_len - 1, 1);
+
+	s.before_hi = bound;
+	s.all_lo = 0;
+	s.all_hi = bound;
+	for (int i = 0; i < s.q_len; i += step) {
+		struct kv_visible row =
+			kv_visible_row(&p.sees, s.b, s.start, i, s.q_len, s.len);
+
+		kv_visible_widen(&all, &row.all);
+		s.all_lo = max(s.all_lo, (int)row.span.lo);
+		s.all_hi = min(s.all_hi, (int)row.span.hi);
+		before = max(before, (int)row.prefix.hi);
+		s.before_hi = min(s.before_hi, (int)row.prefix.hi);
+		if (row.span.lo < row.span.hi)
+			after = min(after, (int)row.span.lo);
+		if (row.tree.lo < row.tree.hi)
+			after = min(after, (int)row.tree.lo);
+	}
+	s.lo = (int)all.lo;
+	s.hi = min((int)all.hi, bound);
+	s.first = s.lo / S::tokens * S::tokens;
+	s.n_before = max((before + S::tokens - 1) / S::tokens - s.first / S::tokens, 0);
+	s.gap = after / S::tokens * S::tokens - s.first - s.n_before * S::tokens;
+	if (!p.sees.prefix_lens || p.sees.doc_ranges || s.gap <= 0 || after >= s.hi)
+		s.gap = 0;
+}
+
 /* Request @b: what it asks for, and how many tiles that is; 1 if its rows see nothing. */
 template <typename S>
 __device__ static void load_request(const struct kv_split_params &p, int b, struct segment &s)
@@ -90,10 +140,15 @@ __device__ static void load_request(const struct kv_split_params &p, int b, stru
 	s.n = 0;
 	if (s.q_len <= 0)
 		return;
-	s.lo = (int)query_sees(p, s, 0).lo;
-	s.hi = (int)query_sees(p, s, s.q_len - 1).hi;
-	s.first = s.lo / S::tokens * S::tokens;
-	s.n = max((s.hi - s.first + S::tokens - 1) / S::tokens, 1);
+	if constexpr (S::any) {
+		load_visible<S>(p, s);
+	} else {
+		s.lo = (int)query_sees(p, s, 0).lo;
+		s.hi = (int)query_sees(p, s, s.q_len - 1).hi;
+		s.first = s.lo / S::tokens * S::tokens;
+		s.gap = 0;
+	}
+	s.n = max((s.hi - s.gap - s.first + S::tokens - 1) / S::tokens, 1);
 	s.chunks = (s.q_len * p.group + S::n * KV_SPLIT_ROWS - 1) / (S::n * KV_SPLIT_ROWS);
 	s.chunks = min(s.chunks, p.n_chunks);
 }
@@ -129,6 +184,7 @@ __device__ static void next_segment(const struct kv_split_params &p, struct segm
  */
 struct cut {
 	int n;
+	bool near; /* the parts of an entry are the thread blocks of a cluster */
 	int per_entry;
 	int each;
 	int more;
@@ -158,10 +214,18 @@ __device__ static int part_of(const struct cut &c, int tile)
 __device__ static struct cut cut_list(const struct kv_split_params &p, int total, int entries,
 				      int longest)
 {
-	int most = gridDim.x, half = most / p.blocks;
-	int fewest = longest / p.min_tiles;
+	int most = gridDim.x, half, fewest;
 	struct cut c = {};
 
+	if (p.near > 1 && entries * p.near <= most && longest * entries <= total + total / 8 &&
+	    (entries * p.near > most / 2 || longest <= p.near * NEAR_TILES)) {
+		c.per_entry = p.near;
+		c.n = c.per_entry * entries;
+		c.near = true;
+		return c;
+	}
+	half = most / p.blocks;
+	fewest = longest / p.min_tiles;
 	if (entries <= most && longest <= total / entries + total / entries / 8 &&
 	    total / most < ALIGN) {
 		c.per_entry = min(max(fewest, 1), most / entries);
@@ -232,7 +296,7 @@ __device__ static bool plan(const struct kv_split_params &p, struct cut &c, stru
 	mine = c.per_entry ? entries : tiles;
 	at = (c.per_entry ? entries_to : tiles_to) - mine;
 	finder = __ballot_sync(KV_ALL_LANES, at <= key && key < at + mine);
-	if (finder >> lane & 1) {
+	if (each > 1 && finder >> lane & 1) {
 		for (; begin < end; begin++) {
 			load_request<S>(p, begin, s);
 			mine = s.n ? n_entries(p, s) * (c.per_entry ? 1 : s.n) : 0;
@@ -241,16 +305,29 @@ __device__ static bool plan(const struct kv_split_params &p, struct cut &c, stru
 			at += mine;
 		}
 	}
-	begin = __shfl_sync(KV_ALL_LANES, begin, __ffs(finder) - 1);
-	at = __shfl_sync(KV_ALL_LANES, at, __ffs(finder) - 1);
-	load_request<S>(p, begin, s);
+	finder = (uint32_t)__ffs(finder) - 1;
+	at = __shfl_sync(KV_ALL_LANES, at, finder);
+	if (p.n_seqs <= KV_WARP && !S::any) { /* a lane has it at hand */
+		s.b = (int)finder;
+		s.n = __shfl_sync(KV_ALL_LANES, s.n, finder);
+		s.start = __shfl_sync(KV_ALL_LANES, s.start, finder);
+		s.q_len = __shfl_sync(KV_ALL_LANES, s.q_len, finder);
+		s.len = __shfl_sync(KV_ALL_LANES, s.len, finder);
+		s.lo = __shfl_sync(KV_ALL_LANES, s.lo, finder);
+		s.hi = __shfl_sync(KV_ALL_LANES, s.hi, finder);
+		s.first = __shfl_sync(KV_ALL_LANES, s.first, finder);
+		s.chunks = __shfl_sync(KV_ALL_LANES, s.chunks, finder);
+		s.gap = 0;
+	} else {
+		load_request<S>(p, __shfl_sync(KV_ALL_LANES, begin, finder), s);
+	}
 	s.later = false;
 	if (c.per_entry) {
 		int i = blockIdx.x % c.per_entry;
 
 		s.entry = key - at;
-		s.t0 = s.n * i / c.per_entry;
-		s.t1 = s.n * (i + 1) / c.per_entry;
+		s.t0 = (int)((int64_t)s.n * i / c.per_entry);
+		s.t1 = (int)((int64_t)s.n * (i + 1) / c.per_entry);
 		s.left = 0;
 		s.at = 0;
 		return true;

@@ -31,13 +31,13 @@ __device__ static void fetch(const struct kv_split_params &p, struct cursor &c, 
 {
 	constexpr int copies = RUN * S::units / KV_WARP; /* a lane's, of a run */
 	int lane = threadIdx.x % KV_WARP;
-	int token = c.s.first + c.tile * S::tokens;
+	int token = token_of<S>(c.s, c.tile);
 	int head = (c.s.entry / c.s.chunks * p.heads + head_in_set) * S::h;
 
 	if (c.tile >= c.s.t1)
 		return;
 	if (!c.n_ids) { /* of the next 32 / runs tiles */
-		int j = token + lane / S::runs * per_head * S::tokens + lane % S::runs * RUN;
+		int j = token_of<S>(c.s, c.tile + lane / S::runs * per_head) + lane % S::runs * RUN;
 
 		c.id = j < c.s.hi ? p.block_table[(int64_t)c.s.b * p.table_width +
 						  j / p.k.block_tokens]
@@ -87,7 +87,25 @@ template <typename S> struct state {
 	float m[S::columns][2];
 	float l[S::columns][2];		     /* of this lane's keys */
 	float o[S::columns][S::dim / 16][4]; /* C operands, O^T */
+	float slope[S::any ? S::columns : 1][2]; /* ALiBi, in units of ln 2 */
+	int position[S::any ? S::columns : 1][2];
 };
+
+/* Which query of the request column @n's row @i of this segment is; rows there are not: the last. */
+template <typename S>
+__device__ static int query_of(const struct kv_split_params &p, const struct segment &s, int n, int i)
+{
+	int row = (s.entry % s.chunks * S::n + n % S::n) * KV_SPLIT_ROWS + i;
+
+	return min(row / p.group, s.q_len - 1);
+}
+
+template <typename S>
+__device__ static struct kv_visible visible_row(const struct kv_split_params &p,
+						const struct segment &s, int i)
+{
+	return kv_visible_row(&p.sees, s.b, s.start, i, s.q_len, s.len);
+}
 
 /*
  * q of a segment. For e4m3 k-index 2t, 2t + 1, 2t + 8, 2t + 9 of an instruction is element 4t.. of
@@ -104,11 +122,13 @@ __device__ static void load_q(const struct kv_split_params &p, const struct segm
 	for (int n = 0; n < S::columns; n++) {
 		int row = (s.entry % s.chunks * S::n + n % S::n) * KV_SPLIT_ROWS + g;
 		bool real = row < s.q_len * p.group;
-		int64_t at = (int64_t)(s.start + row / p.group) * p.n_heads_q +
-			     (head + n / S::n) * p.group + row % p.group;
-		const uint16_t *q = (const uint16_t *)p.q + (real ? at : 0) * S::dim;
+		int64_t at = (s.start + row / p.group) * p.q_stride +
+			     ((head + n / S::n) * p.group + row % p.group) * S::dim;
+		const uint16_t *q = (const uint16_t *)p.q + (real ? at : 0);
 
-		x.unit[n][0] = x.unit[n][1] = 1;
+		x.unit[n][0] = x.unit[n][1] = S::type == KV_F8_E4M3 && p.k_scales
+						      ? p.k_scales[head + n / S::n]
+						      : 1;
 #pragma unroll
 		for (int k = 0; k < S::dim / 16; k++) {
 			if (S::type == KV_F8_E4M3) {
@@ -120,6 +140,19 @@ __device__ static void load_q(const struct kv_split_params &p, const struct segm
 				x.q[n][k][0] = real ? *(const uint32_t *)(q + 16 * k + 2 * t) : 0;
 				x.q[n][k][1] =
 					real ? *(const uint32_t *)(q + 16 * k + 2 * t + 8) : 0;
+			}
+		}
+		if constexpr (S::any) {
+#pragma unroll
+			for (int j = 0; j < 2 && p.slopes; j++) {
+				int i = query_of<S>(p, s, n, 2 * t + j);
+				int h = ((s.entry % s.chunks * S::n + n % S::n) * KV_SPLIT_ROWS +
+					 2 * t + j) %
+					p.group;
+
+				x.slope[n][j] = p.slopes[(head + n / S::n) * p.group + h] *
+						1.44269504088896f;
+				x.position[n][j] = (int)visible_row<S>(p, s, i).position;
 			}
 		}
 	}
@@ -159,8 +192,8 @@ __device__ static void scale_q(const struct kv_split_params &p, struct state<S> 
 						__uint_as_float(u & 0xffff0000) * factor);
 		}
 		factor = __uint_as_float((uint32_t)(127 + power) << 23);
-		x.unit[n][0] = __shfl_sync(KV_ALL_LANES, factor, 8 * t);
-		x.unit[n][1] = __shfl_sync(KV_ALL_LANES, factor, 8 * t + 4);
+		x.unit[n][0] *= __shfl_sync(KV_ALL_LANES, factor, 8 * t);
+		x.unit[n][1] *= __shfl_sync(KV_ALL_LANES, factor, 8 * t + 4);
 	}
 }
 
@@ -224,10 +257,9 @@ __device__ static void scores(const struct state<S> &x, uint32_t k,
 /* Keys that a row does not see get the score that weighs nothing. @token: first of the tile */
 template <typename S>
 __device__ static void mask(const struct kv_split_params &p, const struct segment &s, int token,
-			    float (&score)[S::runs][S::columns][4])
+			    float nothing, float (&score)[S::runs][S::columns][4])
 {
 	int g = threadIdx.x % KV_WARP / 4, t = threadIdx.x % 4;
-	float nothing = p.outer < 0 ? INFINITY : -INFINITY;
 
 #pragma unroll
 	for (int n = 0; n < S::columns; n++) {
@@ -250,9 +282,68 @@ __device__ static void mask(const struct kv_split_params &p, const struct segmen
 	}
 }
 
+/* KV_SPLIT_ANY: the same, by kernels/visible.h. */
+template <typename S>
+__device__ static void mask_any(const struct kv_split_params &p, const struct segment &s, int token,
+				float nothing, float (&score)[S::runs][S::columns][4])
+{
+	const struct kv_range there = {s.lo, s.hi};
+	int g = threadIdx.x % KV_WARP / 4, t = threadIdx.x % 4;
+
+#pragma unroll 1
+	for (int j = 0; j < 2; j++) {
+		uint32_t bits[S::columns];
+
+#pragma unroll
+		for (int n = 0; n < S::columns; n++) {
+			struct kv_visible row =
+				visible_row<S>(p, s, query_of<S>(p, s, n, 2 * t + j));
+
+			bits[n] = kv_visible_bits(&p.sees, &row, token) &
+				  kv_range_bits(&there, token);
+		}
+#pragma unroll
+		for (int n = 0; n < S::columns; n++)
+#pragma unroll
+			for (int r = 0; r < S::runs; r++)
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					if (i % 2 == j && !(bits[n] >> (r * RUN + i / 2 * 8 + g) & 1))
+						score[r][n][i] = nothing;
+	}
+}
+
+/* KV_SPLIT_ANY: scores in units of ln 2, with what ALiBi adds. */
+template <typename S>
+__device__ static void lean(const struct kv_split_params &p, const struct segment &s, int token,
+			    const struct state<S> &x, float (&score)[S::runs][S::columns][4])
+{
+	int g = threadIdx.x % KV_WARP / 4;
+	struct kv_visible tree = {};
+
+	tree.context = s.len - s.q_len;
+	tree.masks = tree.mask =
+		p.sees.tree_mask ? p.sees.tree_mask + (int64_t)s.start * p.sees.tree_words : NULL;
+#pragma unroll
+	for (int r = 0; r < S::runs; r++)
+#pragma unroll
+		for (int k = 0; k < 2; k++) {
+			int j = token + r * RUN + k * 8 + g;
+			int at = j < s.hi ? (int)kv_visible_position(&p.sees, &tree, j) : 0;
+
+#pragma unroll
+			for (int n = 0; n < S::columns; n++)
+#pragma unroll
+				for (int i = 0; i < 2; i++)
+					score[r][n][2 * k + i] =
+						fmaf(score[r][n][2 * k + i], p.outer,
+						     x.slope[n][i] * (float)(at - x.position[n][i]));
+		}
+}
+
 /* Scores to weights; sums come to a new maximum if a weight would pass 2^SLACK. */
 template <typename S>
-__device__ static void soften(const struct kv_split_params &p, struct state<S> &x,
+__device__ static void soften(float outer, struct state<S> &x,
 			      float (&score)[S::runs][S::columns][4])
 {
 	float most = 0;
@@ -263,7 +354,7 @@ __device__ static void soften(const struct kv_split_params &p, struct state<S> &
 		for (int n = 0; n < S::columns; n++)
 #pragma unroll
 			for (int i = 0; i < 4; i++)
-				most = fmaxf(most, fmaf(score[r][n][i], p.outer, -x.m[n][i & 1]));
+				most = fmaxf(most, fmaf(score[r][n][i], outer, -x.m[n][i & 1]));
 
 	if (__any_sync(KV_ALL_LANES, most > SLACK)) {
 #pragma unroll
@@ -274,8 +365,8 @@ __device__ static void soften(const struct kv_split_params &p, struct state<S> &
 
 #pragma unroll
 				for (int r = 0; r < S::runs; r++)
-					m = fmaxf(m, fmaxf(score[r][n][j] * p.outer,
-							   score[r][n][j + 2] * p.outer));
+					m = fmaxf(m, fmaxf(score[r][n][j] * outer,
+							   score[r][n][j + 2] * outer));
 				m = fmaxf(m, __shfl_xor_sync(KV_ALL_LANES, m, 4));
 				m = fmaxf(m, __shfl_xor_sync(KV_ALL_LANES, m, 8));
 				m = fmaxf(m, __shfl_xor_sync(KV_ALL_LANES, m, 16));
@@ -297,7 +388,7 @@ __device__ static void soften(const struct kv_split_params &p, struct state<S> &
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
 				score[r][n][i] =
-					kv_exp2(fmaf(score[r][n][i], p.outer, -x.m[n][i & 1]));
+					kv_exp2(fmaf(score[r][n][i], outer, -x.m[n][i & 1]));
 				x.l[n][i & 1] += score[r][n][i];
 			}
 }
@@ -372,6 +463,7 @@ __device__ static void attend_tile(const struct kv_split_params &p, const struct
 	int chunk = s.entry % s.chunks * S::n * KV_SPLIT_ROWS;
 	int last = min(chunk + S::n * KV_SPLIT_ROWS, s.q_len * p.group) - 1;
 	float score[S::runs][S::columns][4];
+	float outer = p.outer;
 
 	scores<S>(x, stage, score);
 	if (S::type == KV_F8_E4M3)
@@ -392,12 +484,21 @@ __device__ static void attend_tile(const struct kv_split_params &p, const struct
 					score[r][n][i] =
 						1 - __fdividef(2, 1 + kv_exp2(score[r][n][i] *
 									      p.inner));
-	/* Rows of a chunk ascend, and so do the ends of what they see. */
-	if (token < s.lo || token + S::tokens > s.hi ||
-	    (s.q_len > 1 &&
-	     (token < row_sees(p, s, last).lo || token + S::tokens > row_sees(p, s, chunk).hi)))
-		mask<S>(p, s, token, score);
-	soften<S>(p, x, score);
+	if constexpr (S::any) {
+		if (p.slopes) {
+			lean<S>(p, s, token, x, score);
+			outer = 1;
+		}
+		if ((token < s.all_lo || token + S::tokens > min(s.all_hi, s.hi)) &&
+		    (token < s.lo || token + S::tokens > s.before_hi))
+			mask_any<S>(p, s, token, outer < 0 ? INFINITY : -INFINITY, score);
+	} else if (token < s.lo || token + S::tokens > s.hi ||
+		   (s.q_len > 1 && (token < row_sees(p, s, last).lo ||
+				    token + S::tokens > row_sees(p, s, chunk).hi))) {
+		/* Rows of a chunk ascend, and so do the ends of what they see. */
+		mask<S>(p, s, token, outer < 0 ? INFINITY : -INFINITY, score);
+	}
+	soften<S>(outer, x, score);
 	weigh<S>(x, stage + S::tile, score);
 }
 

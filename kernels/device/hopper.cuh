@@ -103,6 +103,15 @@ __device__ static inline void kv_tma_load(uint32_t to, const CUtensorMap *map, u
 		     : "memory");
 }
 
+__device__ static inline void kv_tma_load5(uint32_t to, const CUtensorMap *map, uint32_t barrier,
+					   int x, int y, int z, int w, int v)
+{
+	asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+		     "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
+		     "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+		     : "memory");
+}
+
 __device__ static inline void kv_tma_prefetch_map(const CUtensorMap *map)
 {
 	asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -112,10 +121,11 @@ __device__ static inline void kv_tma_prefetch_map(const CUtensorMap *map)
  * Where an operand lies in shared memory, in rows of 128 bytes whose 16-byte units are turned by
  * the row's number (unit u of row r at u ^ r % 8); 8 rows are 1024 bytes, aligned to that.
  * @lead: bytes between sets of 64 columns, where columns run along rows (B of P V); else unused.
+ * @stride: bytes from 8 rows to the next 8.
  */
-__device__ static inline uint64_t kv_wgmma_operand(uint32_t at, uint32_t lead)
+__device__ static inline uint64_t kv_wgmma_operand(uint32_t at, uint32_t lead, uint32_t stride)
 {
-	return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(lead >> 4) << 16 |
+	return (uint64_t)1 << 62 | (uint64_t)(stride >> 4) << 32 | (uint64_t)(lead >> 4) << 16 |
 	       (uint64_t)((at & 0x3ffff) >> 4);
 }
 

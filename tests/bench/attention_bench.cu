@@ -47,7 +47,8 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-	{"32/8/128", 32, 8, 128}, {"8/1/128", 8, 1, 128}, {"64/8/64", 64, 8, 64}};
+	{"32/8/128", 32, 8, 128}, {"8/1/128", 8, 1, 128}, {"64/8/64", 64, 8, 64},
+	{"16/2/256", 16, 2, 256}, {"32/8/96", 32, 8, 96}};
 
 struct options {
 	std::vector<std::string> shapes{"32/8/128", "8/1/128", "64/8/64"};
@@ -60,7 +61,7 @@ struct options {
 	std::vector<int> heads{0}, sets{0}, min_tiles{0}, parts{0};
 	std::string backend = "split", ragged, peers;
 	bool json = false;
-	int q_len = 1, window = -1;
+	int q_len = 1, window = -1, near = 0;
 	double seconds = 0.03; /* of a case */
 };
 
@@ -421,7 +422,7 @@ static std::string run(const struct options &o, const struct bench_case &c, stru
 	a.window_left = o.window;
 	a.causal = 1;
 	a.stream = m->stream;
-	kv_split_tuning = {c.heads, c.sets, c.min_tiles, c.parts};
+	kv_split_tuning = {c.heads, c.sets, c.min_tiles, c.parts, o.near};
 	a.workspace_bytes = backend->workspace_bytes ? backend->workspace_bytes(&a) : 0;
 	cuda_ok(cudaMalloc(&a.workspace, a.workspace_bytes + 1));
 	cuda_ok(cudaMemset(a.workspace, 0, a.workspace_bytes + 1));
@@ -518,7 +519,7 @@ static const char usage[] =
 	"       [--point CONTEXTxBATCH,...] [--page N,...] [--dtype bf16,f16,fp8]\n"
 	"       [--layout nhd,hnd,nhd-flat,hnd-flat] [--ragged random|FILE] [--backend NAME]\n"
 	"       [--q-len N] [--window N] [--heads N,...] [--sets N,...] [--min-tiles N,...] "
-	"[--parts N,...]\n"
+	"[--parts N,...] [--near N]\n"
 	"       [--peers FILE] [--seconds S] [--json]\n";
 
 int main(int argc, char **argv)
@@ -535,6 +536,7 @@ int main(int argc, char **argv)
 					      {"min-tiles", 1, 0, 'm'},
 					      {"sets", 1, 0, 'e'},
 					      {"parts", 1, 0, 'n'},
+					      {"near", 1, 0, 'C'},
 					      {"peers", 1, 0, 'P'},
 					      {"point", 1, 0, 'x'},
 					      {"seconds", 1, 0, 'S'},
@@ -586,6 +588,9 @@ int main(int argc, char **argv)
 			break;
 		case 'n':
 			o.parts = numbers(optarg);
+			break;
+		case 'C':
+			o.near = atoi(optarg);
 			break;
 		case 'P':
 			o.peers = optarg;
