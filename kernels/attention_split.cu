@@ -12,6 +12,7 @@
 #define MIN_TILES	 8	    /* of a part, over the sets of a thread block */
 #define RUN_BYTES	 256	    /* of a token, read side by side */
 #define MOST_NEAR	 16	    /* thread blocks of a cluster */
+#define NEAR_TOKENS	 256	    /* of a thread block of a larger cluster, at most */
 #define MOST_ROWS	 32	    /* of heads of other sizes than 64 and 128 */
 #define MOST_ROWS_WIDE	 16	    /* of heads above 128, where a chunk has 8 */
 #define LITTLE		 (64 << 20) /* bytes of K in all */
@@ -98,19 +99,24 @@ static int wide_heads(const struct kv_attention_args *args, int n_row_tiles)
 }
 
 /*
- * Thread blocks of a cluster that share an entry of the list, for few entries: as many as leave no
- * multiprocessor without work, or 1.
+ * Thread blocks of a cluster that share an entry of the list; 1: none do. Two, where that leaves
+ * nearly no multiprocessor without work; more, where there is little to read: larger clusters do not
+ * find room on all multiprocessors at a time.
  */
 static int near_blocks(const struct kv_attention_args *args, const struct split *split, int n_sms)
 {
 	int64_t entries = (int64_t)args->n_seqs * args->k.n_heads * split->n_chunks;
-	int near = kv_split_tuning.near ?: MOST_NEAR;
 
 	if (kind_of(args) != KV_SPLIT_PLAIN || split->choice.n_row_tiles > 2)
 		return 1;
-	while (near > 1 && entries * near > n_sms)
-		near /= 2;
-	return near;
+	if (kv_split_tuning.near)
+		return kv_split_tuning.near;
+	if (entries <= n_sms / 2 && entries > n_sms / 4)
+		return 2;
+	for (int near = MOST_NEAR; near >= 4; near /= 2)
+		if (entries * near <= n_sms / 2 && args->max_seq_len <= near * NEAR_TOKENS)
+			return near;
+	return 1;
 }
 
 static int split_init(const struct kv_attention_args *args, struct split *ret)
@@ -133,9 +139,12 @@ static int split_init(const struct kv_attention_args *args, struct split *ret)
 	ret->near = near_blocks(args, ret, n_sms);
 	choice->kind = ret->near > 1 ? KV_SPLIT_NEAR : kind_of(args);
 	choice->n_heads = 1;
-	choice->n_parts = n_sms / ret->near * ret->near;
-	if (ret->near > 1)
+	choice->n_parts = n_sms;
+	if (ret->near > 1) {
+		entries = (int64_t)args->n_seqs * args->k.n_heads * ret->n_chunks;
+		choice->n_parts = ret->near > 2 ? (int)entries * ret->near : n_sms / 2 * 2;
 		return 0;
+	}
 	if (kv_split_tuning.heads != 1)
 		choice->n_heads = wide_heads(args, choice->n_row_tiles);
 	/* Sets that follow one another in memory are read together. */
