@@ -49,7 +49,7 @@ START_TEST(after_a_kill_the_next_grant_comes_soon_and_what_was_cached_is_found)
 	struct kv_client *client;
 	struct kv_pool *pool;
 	struct kv_pool_info info;
-	int64_t times[KILLS];
+	int64_t times[KILLS], answers[KILLS];
 	kv_block_id ids[1000];
 	char size[32];
 	int32_t token[CHAIN * BLOCK_TOKENS + 1];
@@ -69,6 +69,9 @@ START_TEST(after_a_kill_the_next_grant_comes_soon_and_what_was_cached_is_found)
 
 		start = now_ns();
 		ck_assert_int_eq(kill(daemon_worker(), SIGKILL), 0);
+		/* On a connection without a pool: the next worker has taken all over, and serves. */
+		must(kv_ping(client, TIMEOUT));
+		answers[i] = now_ns() - start;
 		/* More than a magazine has at hand. */
 		must(kv_blocks_take(pool, 1000, ids, TIMEOUT));
 		times[i] = now_ns() - start;
@@ -80,10 +83,12 @@ START_TEST(after_a_kill_the_next_grant_comes_soon_and_what_was_cached_is_found)
 		must(kv_ping(client, TIMEOUT));
 	}
 	qsort(times, KILLS, sizeof(times[0]), compare);
-	printf("%llu blocks, %llu cached: first grant %.1f ms after kill -9 (median of %d; %.1f to %.1f)\n",
+	qsort(answers, KILLS, sizeof(answers[0]), compare);
+	printf("%llu blocks, %llu cached: first answer %.1f ms after kill -9, first grant in the pool %.1f ms "
+	       "(medians of %d; grants %.1f to %.1f)\n",
 	       (unsigned long long)pool_stats(client, "large").blocks_total,
 	       (unsigned long long)pool_stats(client, "large").blocks_cached,
-	       (double)times[KILLS / 2] / 1e6, KILLS, (double)times[0] / 1e6,
+	       (double)answers[KILLS / 2] / 1e6, (double)times[KILLS / 2] / 1e6, KILLS, (double)times[0] / 1e6,
 	       (double)times[KILLS - 1] / 1e6);
 	books_balance(client);
 	kv_pool_close(pool);
