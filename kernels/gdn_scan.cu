@@ -2,17 +2,16 @@
 /*
  * The walk over a lane's chunks, with the state in registers: gdn_chunk.cuh has the mathematics.
  *
- * Everything is transposed: rows are dim_v, so a warp with 16 rows of S needs no other warp. Its
- *sums S (f32, as mma puts them out) become the left operands of the next products by rounding
- *alone.
+ * Everything is transposed: rows are dim_v, so a warp with 16 rows of S needs no other warp. Its sums
+ * S (f32, as mma puts them out) become the left operands of the next products by rounding alone.
  *
- *	V'^T = U^T - S W^T          16 x 64     by the warp that has S: the chain from chunk to
- *chunk S    = e^c S + (V'^T e^(c - c_t)) K^   16 x 128 O^T  = (S0 Q^^T) e^(c_t) + V'^T P^T     16 x
- *64     by a second warp, beside the chain
+ *	V'^T = U^T - S W^T                      16 x 64   by the warp that has S:
+ *	S    = e^c S + (V'^T e^(c - c_t)) K^    16 x 128  the chain from chunk to chunk
+ *	O^T  = (S0 Q^^T) e^(c_t) + V'^T P^T     16 x 64   by a second warp, beside the chain
  *
- * The second warp gets S0 and V'^T, rounded, through shared memory. One more warp brings the tiles
- *of coming chunks. Thread blocks of one head, which differ in rows alone, are a cluster: each
- *brings a part of the tiles for all of them.
+ * The second warp gets S0 and V'^T, rounded, through shared memory. One more warp brings the tiles of
+ * coming chunks. Thread blocks of one head, which differ in rows alone, are a cluster: each brings a
+ * part of the tiles for all of them.
  *
  * Work: blockIdx is (rows, head, lane).
  */
