@@ -99,9 +99,9 @@ static int wide_heads(const struct kv_attention_args *args, int n_row_tiles)
 }
 
 /*
- * Thread blocks of a cluster that share an entry of the list; 1: none do. Two, where that leaves
- * nearly no multiprocessor without work; more, where there is little to read: larger clusters do not
- * find room on all multiprocessors at a time.
+ * Thread blocks of a cluster that share an entry of the list; 1: none do. Only where there is little
+ * to read: clusters do not find room on all multiprocessors at a time, and are no way to even out
+ * lengths.
  */
 static int near_blocks(const struct kv_attention_args *args, const struct split *split, int n_sms)
 {
@@ -111,8 +111,6 @@ static int near_blocks(const struct kv_attention_args *args, const struct split 
 		return 1;
 	if (kv_split_tuning.near)
 		return kv_split_tuning.near;
-	if (entries <= n_sms / 2 && entries > n_sms / 4)
-		return 2;
 	for (int near = MOST_NEAR; near >= 4; near /= 2)
 		if (entries * near <= n_sms / 2 && args->max_seq_len <= near * NEAR_TOKENS)
 			return near;

@@ -210,6 +210,8 @@ __device__ static int part_of(const struct cut &c, int tile)
  * parts are not worth a second thread block on a multiprocessor. Many short entries go to as many
  * thread blocks as have whole entries, if that is nearly all. Else each thread block gets the same
  * number of tiles.
+ *
+ * In clusters an entry is a cluster's, whatever its length, where none is long.
  */
 __device__ static struct cut cut_list(const struct kv_split_params &p, int total, int entries,
 				      int longest)
@@ -217,8 +219,9 @@ __device__ static struct cut cut_list(const struct kv_split_params &p, int total
 	int most = gridDim.x, half, fewest;
 	struct cut c = {};
 
-	if (p.near > 1 && entries * p.near <= most && longest * entries <= total + total / 8 &&
-	    (entries * p.near > most / 2 || longest <= p.near * NEAR_TILES)) {
+	if (p.near > 1 && entries * p.near <= most &&
+	    (longest <= p.near * NEAR_TILES ||
+	     (longest * entries <= total + total / 8 && entries * p.near > most / 2))) {
 		c.per_entry = p.near;
 		c.n = c.per_entry * entries;
 		c.near = true;
