@@ -64,7 +64,7 @@ static void check_device(struct reasons *w, int32_t device)
 		wrong(w, -EINVAL, "device: %d given, %d (host) or %d (CUDA) allowed", device,
 		      KV_DEVICE_HOST, KV_DEVICE_CUDA);
 	else if (device == KV_DEVICE_CUDA && kv_dsa_backends[0]->device != KV_DEVICE_CUDA)
-		wrong(w, -ENOTSUP, "device: sparse attention isn't there for CUDA in this build");
+		wrong(w, -ENOTSUP, "device: this build has no CUDA");
 }
 
 static void check_dtype(struct reasons *w, int32_t dtype)

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backends of a build with CUDA; dsa_backends_host.c is the other one of the pair. */
+#include "kernels/dsa.h"
+
+/* Any sizes and types, on any device. */
+static const struct kv_dsa_backend dsa_cuda = {
+	.name = "cuda",
+	.device = KV_DEVICE_CUDA,
+	.write = kv_index_write_cuda,
+	.score = kv_index_score_cuda,
+	.select = kv_index_select_cuda,
+	.attend = kv_sparse_mla_cuda,
+};
+
+const struct kv_dsa_backend *const kv_dsa_backends[] = {&dsa_cuda, &kv_dsa_ref, NULL};
