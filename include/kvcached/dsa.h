@@ -154,14 +154,18 @@ int kv_sparse_mla(const struct kv_sparse_mla_args *args);
  */
 int kv_sparse_mla_workspace_bytes(const struct kv_sparse_mla_args *args, size_t *ret_bytes);
 
-/*
- * kv_index_write_validate(), ... - why the call would be refused
+/**
+ * kv_index_write_validate() - why the call would be refused
  * @text: receives a sentence for each reason, joined by "; ", cut to @text_bytes
  *
  * No pointer is followed. Return: 0; -EINVAL; -ENOTSUP.
  */
 int kv_index_write_validate(const struct kv_index_write_args *args, char *text, size_t text_bytes);
+
+/* kv_index_validate() - likewise, of kv_index_choose() */
 int kv_index_validate(const struct kv_index_args *args, char *text, size_t text_bytes);
+
+/* kv_sparse_mla_validate() - likewise, of kv_sparse_mla() */
 int kv_sparse_mla_validate(const struct kv_sparse_mla_args *args, char *text, size_t text_bytes);
 
 #ifdef __cplusplus
