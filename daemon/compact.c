@@ -18,7 +18,7 @@
 #include "include/internal/socket.h"
 
 #define HOST_BATCH   ((uint64_t)64 << 20)
-#define DEVICE_BATCH ((uint64_t)512 << 20)
+#define DEVICE_BATCH ((uint64_t)2 << 30) /* a millisecond or two of a GPU's copying */
 #define PAUSE	     (5 * KV_MSEC)
 #define MOVER_PAUSE  (100 * KV_MSEC) /* while one has yet to end */
 

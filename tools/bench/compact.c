@@ -5,8 +5,8 @@
  * go again.
  *
  *	rate	bytes moved a second, from the request until nothing moves any more
- *	copy	what plain copying of blocks of that size reaches here: on a GPU by the driver, device to
- *		device; in host memory by memcpy()
+ *	copy	what plain copying reaches here: on a GPU by the driver, device to device, in pieces of
+ *		256 MiB; in host memory by memcpy() of blocks of that size
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -226,7 +226,7 @@ static double copy_rate(const struct compact *c)
 	char *from, *to;
 
 	if (c->on_device)
-		return kv_elastic_copy_rate(c->block_bytes, total);
+		return kv_elastic_copy_rate(256 * MIB, total);
 	from = malloc(total);
 	to = malloc(total);
 	if (!from || !to) {

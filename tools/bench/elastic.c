@@ -229,6 +229,12 @@ static int run(struct elastic *e)
 		status = measure(e, true, &cached);
 	if (status)
 		return status;
+	/* Where there is memory that nobody owns B takes that first. */
+	if (free_blocks.moved_mib < 512 || cached.moved_mib < 512)
+		return kv_bench_refuse(e->bench, KV_BENCH_FAILED,
+				       "only %.0f and %.0f MiB came from A: the daemon has too much "
+				       "that nobody owns (kvcached --reserve 1088M has not)",
+				       free_blocks.moved_mib, cached.moved_mib);
 	driver_ms = kv_elastic_driver_ms(GIB, why, sizeof(why));
 	kv_emit_open(out, NULL, '{');
 	kv_emit_number(out, "from_block_bytes", e->from_bytes);
