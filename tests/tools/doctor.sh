@@ -70,8 +70,10 @@ doctor 1 limits prlimit --fsize=65536
 found limits fail 'RLIMIT_FSIZE.: 65536' 'ulimit -f unlimited'
 doctor 1 memfd prlimit --fsize=65536
 found memfd fail 'File too large' 'ulimit -f unlimited'
-doctor 1 limits prlimit --as=8589934592
-found limits fail 'RLIMIT_AS' 'ulimit -v'
+if [ -z "${KV_TEST_SANITIZED:-}" ]; then # which needs terabytes of addresses
+	doctor 1 limits prlimit --as=8589934592
+	found limits fail 'RLIMIT_AS' 'ulimit -v'
+fi
 
 if "$deny" unshare -- true; then
 	say "calls that are refused"
@@ -105,8 +107,10 @@ expect 1 env LD_LIBRARY_PATH="$dir/lib" FALSE_CUDA=hangs "$kvctl" --json -t 1 do
 [ $((SECONDS - start)) -lt 20 ] || fail "a driver that hangs held doctor up"
 found driver fail 'no answer within 1.0 s' 'dmesg'
 found handles warn 'not tried: the driver does not answer' 'see what driver says'
-doctor 1 driver env LD_LIBRARY_PATH="$dir/lib" FALSE_CUDA=crashes
-found driver fail 'ended by signal 11' 'dmesg'
+if [ -z "${KV_TEST_SANITIZED:-}" ]; then # which makes another end of it
+	doctor 1 driver env LD_LIBRARY_PATH="$dir/lib" FALSE_CUDA=crashes
+	found driver fail 'ended by signal 11' 'dmesg'
+fi
 doctor 1 driver env LD_LIBRARY_PATH="$dir/lib" FALSE_CUDA=803
 found driver fail 'CUDA error 803, CUDA_ERROR_OF_A_TEST' 'cuda-compat'
 doctor 1 driver env LD_LIBRARY_PATH="$dir/lib" FALSE_CUDA=well
