@@ -202,7 +202,7 @@ __device__ static void issue_sums(float (&o)[128], const uint32_t (&w)[16], uint
 	kv_wgmma_fence();
 #pragma unroll
 	for (int i = 0; i < KV_MLA_KEYS / 16; i++)
-		kv_wgmma_sums<TYPE>(o, w + 4 * i, kv_wgmma_operand(v + i * 2048, BOX));
+		kv_wgmma_sums<TYPE>(o, w + 4 * i, kv_wgmma_operand(v + i * 2048, BOX, 1024));
 	kv_wgmma_commit();
 }
 
@@ -290,8 +290,8 @@ __device__ static void issue_scores(float (&c)[32], uint32_t q, uint32_t tile, s
 		for (int i = 0; i < n_boxes(part) * 4; i++) {
 			int at = (first_box(part) + i / 4) * BOX + i % 4 * 32;
 
-			kv_wgmma_scores<TYPE>(c, kv_wgmma_operand(q + at, 0),
-					      kv_wgmma_operand(tile + at, 0), part || i);
+			kv_wgmma_scores<TYPE>(c, kv_wgmma_operand(q + at, 0, 1024),
+					      kv_wgmma_operand(tile + at, 0, 1024), part || i);
 		}
 	}
 	kv_wgmma_commit();
