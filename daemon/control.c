@@ -9,6 +9,7 @@
 #include "daemon/daemon.h"
 #include "daemon/events.h"
 #include "daemon/heap.h"
+#include "daemon/history.h"
 #include "daemon/log.h"
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
@@ -210,6 +211,7 @@ static const struct {
 	[KV_STAT_SESSION] = { sizeof(struct kv_session_stats), session_stats },
 	[KV_STAT_BALANCE] = { sizeof(struct kv_balance_stats), kv_check_balance },
 	[KV_STAT_ERROR] = { sizeof(struct kv_error_stats), kv_check_errors },
+	[KV_STAT_HISTORY] = { sizeof(struct kv_history_stats), kv_history_items },
 };
 
 int kv_control_items(struct kv_daemon *d, uint32_t kind, void **ret, size_t *ret_n, size_t *ret_size)
@@ -230,7 +232,8 @@ void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg)
 	struct kv_daemon *d = peer->daemon;
 	uint32_t totals[] = { [KV_STAT_DAEMON] = 1, [KV_STAT_GPU] = d->n_gpus,
 			      [KV_STAT_POOL] = d->n_pools, [KV_STAT_SESSION] = d->n_sessions,
-			      [KV_STAT_BALANCE] = d->n_pools, [KV_STAT_ERROR] = 0 };
+			      [KV_STAT_BALANCE] = d->n_pools, [KV_STAT_ERROR] = 0,
+			      [KV_STAT_HISTORY] = kv_history_count(d) };
 	kv_cleanup(kv_freep) struct kv_msg_stats_part *reply = calloc(1, KV_WIRE_MAX);
 	uint32_t most, end, size;
 

@@ -13,6 +13,7 @@
 
 #include "daemon/access.h"
 #include "daemon/daemon.h"
+#include "daemon/history.h"
 #include "daemon/heap.h"
 #include "daemon/log.h"
 #include "daemon/service.h"
@@ -216,6 +217,8 @@ static int start_loop(struct kv_daemon *d)
 		r = kv_timer_new(d->loop, look_again, d, &d->waiter_timer);
 	if (!r)
 		r = kv_timer_new(d->loop, kv_peers_hear, d, &d->user_timer);
+	if (!r)
+		r = kv_history_new(d, &d->history);
 	return r;
 }
 
@@ -359,6 +362,7 @@ void kv_daemon_stop(struct kv_daemon *d)
 	kv_timer_free(d->check_timer);
 	kv_timer_free(d->waiter_timer);
 	kv_timer_free(d->user_timer);
+	d->history = kv_history_free(d->history);
 	kv_signals_free(d->signals);
 	kv_loop_free(d->loop);
 	d->access = kv_access_free(d->access);

@@ -97,6 +97,7 @@ struct kv_daemon {
 	struct kv_link pools; /* kv_pool::link */
 	struct kv_link users; /* kv_user::link */
 	struct kv_timer *user_timer; /* some may speak again */
+	struct kv_history *history;  /* history.c */
 	struct kv_link queue; /* kv_session::waiter, by kv_session::want_tag_time: who is served next */
 	uint32_t n_peers, n_pools, n_sessions;
 	struct kv_journal *journal; /* NULL: nothing is kept, in a test */

@@ -12,6 +12,7 @@ static const uint32_t item_bytes[] = {
 	[KV_STAT_SESSION] = sizeof(struct kv_session_stats),
 	[KV_STAT_BALANCE] = sizeof(struct kv_balance_stats),
 	[KV_STAT_ERROR] = sizeof(struct kv_error_stats),
+	[KV_STAT_HISTORY] = sizeof(struct kv_history_stats),
 };
 
 KV_PUBLIC size_t kv_stat_bytes(enum kv_stat_kind kind)

@@ -182,6 +182,23 @@ static const struct kv_stat_field error_fields[] = {
 	ET(text, "what is wrong"),
 	{ NULL },
 };
+
+#define H(...) NUMBER(struct kv_history_stats, __VA_ARGS__)
+static const struct kv_stat_field history_fields[] = {
+	H(ago_ns, "ns", "how long ago that was"),
+	H(pool_id, "", "number of the pool"),
+	H(blocks_leased, "blocks", "leased to sessions, magazines included"),
+	H(blocks_cached, "blocks", "in the prefix index, held or not"),
+	H(blocks_free, "blocks", "free"),
+	H(lookup_tokens_total, "tokens", "asked for in prefix lookups"),
+	H(hit_tokens_total, "tokens", "of these, found"),
+	H(published_total, "blocks", "made visible to all sessions"),
+	H(evictions_total, "blocks", "cached ones given up for room"),
+	H(no_room_total, "", "requests that were told there's no room"),
+	H(refills_total, "", "requests for blocks that were answered"),
+	H(refill_ns_total, "ns", "how long these took"),
+	{ NULL },
+};
 /* clang-format on */
 
 KV_PUBLIC const struct kv_stat_field *kv_stat_fields(enum kv_stat_kind kind)
@@ -201,6 +218,8 @@ KV_PUBLIC const struct kv_stat_field *kv_stat_fields(enum kv_stat_kind kind)
 		return balance_fields;
 	case KV_STAT_ERROR:
 		return error_fields;
+	case KV_STAT_HISTORY:
+		return history_fields;
 	}
 	return none;
 }

@@ -50,6 +50,7 @@ static const struct kv_command commands[] = {
 	 kv_cmd_doctor},
 	{"restart-worker", NULL, "...", "another worker takes over: [--binary PATH], a newer program",
 	 kv_cmd_restart, kv_restart_options},
+	{"report", NULL, "FILE", "an HTML page with plots of the last hours", kv_cmd_report},
 	{"bench", NULL, "...", "kvbench on this daemon: BENCHMARK [OPTION...]", kv_cmd_bench},
 	{"completion", NULL, "...", "what makes a shell complete kvctl: bash, zsh or fish",
 	 kv_cmd_completion},

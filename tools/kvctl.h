@@ -89,6 +89,9 @@ int kv_cmd_restart(struct kv_ctl *ctl, int argc, char **argv);
 int kv_ctl_kvbench(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_bench(struct kv_ctl *ctl, int argc, char **argv);
 
+/* cmd_report.c */
+int kv_cmd_report(struct kv_ctl *ctl, int argc, char **argv);
+
 /* cmd_completion.c */
 int kv_cmd_completion(struct kv_ctl *ctl, int argc, char **argv);
 

@@ -158,6 +158,20 @@ struct kv_error_stats {
 	char text[192];
 };
 
+/* A pool at one moment of the last hours (KV_STAT_HISTORY), oldest first; totals count from the pool's start. */
+struct kv_history_stats {
+	uint64_t ago_ns;
+	uint64_t pool_id;
+	uint64_t blocks_leased, blocks_cached, blocks_free;
+	uint64_t lookup_tokens_total;
+	uint64_t hit_tokens_total;
+	uint64_t published_total;
+	uint64_t evictions_total;
+	uint64_t no_room_total;
+	uint64_t refills_total;
+	uint64_t refill_ns_total;
+};
+
 enum kv_stat_kind {
 	KV_STAT_DAEMON,
 	KV_STAT_GPU,
@@ -165,6 +179,7 @@ enum kv_stat_kind {
 	KV_STAT_SESSION,
 	KV_STAT_BALANCE,
 	KV_STAT_ERROR,
+	KV_STAT_HISTORY,
 };
 
 enum kv_stat_type {

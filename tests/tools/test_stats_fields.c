@@ -17,6 +17,7 @@ static const struct {
 	{KV_STAT_SESSION, sizeof(struct kv_session_stats)},
 	{KV_STAT_BALANCE, sizeof(struct kv_balance_stats)},
 	{KV_STAT_ERROR, sizeof(struct kv_error_stats)},
+	{KV_STAT_HISTORY, sizeof(struct kv_history_stats)},
 };
 
 /* The sizes of texts in stats.h. No neighbours add up to one of them, so a missing row shows. */
