@@ -149,9 +149,11 @@ def page(call, group, structs, version):
 
 def main():
     calls, structs = read_headers(sys.argv[1])
-    missing = [call.name for call in calls.values() if not call.comment]
-    if missing:
-        sys.exit("these calls have no comment of their own: " + ", ".join(missing))
+    # A build goes on; tests/install/symbols.py fails.
+    for call in calls.values():
+        if not call.comment:
+            print(f"{call.name}: {call.header} has no comment that begins with its name", file=sys.stderr)
+            call.comment = [f"{call.name}() - see {call.header}"]
     if len(sys.argv) < 4:
         return
     for call in calls.values():
