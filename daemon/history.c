@@ -17,7 +17,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/history.h"
-#include "include/internal/socket.c"
+#include "include/internal/socket.h"
 
 #define N_SAMPLES    8192u
 #define INTERVAL_MIN (2 * KV_SEC)
