@@ -4,8 +4,9 @@
  *
  *	M = max m_i; out = sum 2^(m_i - M) o_i / sum 2^(m_i - M) l_i; lse = ln 2 (M + log2 sum)
  *
- * A thread block takes rows of a request that lies in several parts. Of few parts a warp takes a whole
- * row, of many the thread block 128 columns of one: a warp a quarter of the parts, a lane 4 columns.
+ * A thread block takes rows of a request that lies in several parts. Of few parts, or where there are
+ * many rows, a warp takes a whole row; else the thread block 128 columns of one: a warp a quarter of the
+ * parts, a lane 4 columns.
  * It is launched while the parts are still calculated, so that its start costs nothing, and waits for
  * them. The order of sums is that of the parts.
  */
@@ -17,7 +18,7 @@
 #define COLUMNS	 128
 #define MAX_PARTS 1024
 #define LOADS	 8
-#define FEW	 16 /* parts of a row for one warp */
+#define FEW	 4 /* parts that a warp adds as fast as a thread block */
 
 __device__ static void merge_row(const struct kv_mla_params &p, const struct mla_part &s, int chunk,
 				 int part0, int n, int row, int d0)
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(THREADS) merge_parts(const __grid_constant__ s
 		if (!waited)
 			wait_for_parts();
 		waited = true;
-		if (n <= FEW) {
+		if (n <= FEW || (n <= KV_WARP && s.n_rows * slices > (int)gridDim.z)) {
 			for (int row = blockIdx.z * (THREADS / KV_WARP) + threadIdx.x / KV_WARP;
 			     row < s.n_rows; row += gridDim.z * (THREADS / KV_WARP))
 				merge_few(p, s, chunk, part0, n, row);

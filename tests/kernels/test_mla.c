@@ -549,6 +549,119 @@ START_TEST(a_page_past_two_to_the_32_elements_is_itself)
 }
 END_TEST
 
+/*
+ * Prefill as of DeepSeek: heads of 192 and 128 over K and V that lie without gaps, sequence after
+ * sequence, as blocks that overlap. The context as a part, the new tokens as another, merged.
+ */
+START_TEST(dense_rows_as_blocks_that_overlap_are_attended_in_parts)
+{
+	enum { H = 2, DK = 192, DV = 128, P = 64, ROWS_ALL = 111, NEW = 71 };
+	static const int lens[] = {70, 41}, news[] = {30, 41};
+	int32_t loc[] = {0, 30, 71}, contexts[] = {40, 0}, table[4], table_new[4];
+	uint16_t *k = calloc((ROWS_ALL + P) * H * DK, 2), *v = calloc((ROWS_ALL + P) * H * DV, 2);
+	uint16_t *q = calloc(NEW * H * DK, 2);
+	float *out = malloc(NEW * H * DV * sizeof(*out));
+	size_t part = NEW * H * DV, part_lse = NEW * H, workspace = 0;
+
+	for (int i = 0; i < ROWS_ALL * H * DK; i++)
+		k[i] = (uint16_t)number_encode(KV_BF16, number_random(1, (uint64_t)i, 0, 0));
+	for (int i = 0; i < ROWS_ALL * H * DV; i++)
+		v[i] = (uint16_t)number_encode(KV_BF16, number_random(2, (uint64_t)i, 0, 0));
+	for (int i = 0; i < NEW * H * DK; i++)
+		q[i] = (uint16_t)number_encode(KV_BF16, number_random(3, (uint64_t)i, 0, 0));
+	for (int b = 0, start = 0; b < 2; start += lens[b++])
+		for (int i = 0; i < 2; i++) {
+			table[2 * b + i] = start + P * i;
+			table_new[2 * b + i] = start + lens[b] - news[b] + P * i;
+		}
+	float *parts = buffer_new(2 * part * sizeof(float)), *lses = buffer_new(2 * part_lse * sizeof(float));
+	struct kv_attention_args a = {
+		.size = sizeof(a),
+		.device = buffer_device,
+		.dtype = KV_BF16,
+		.n_seqs = 2,
+		.n_tokens = NEW,
+		.n_heads_q = H,
+		.max_query_len = 41,
+		.max_seq_len = 70,
+		.table_width = 2,
+		.q = put(q, NEW * H * DK * 2),
+		.out = parts,
+		.lse = lses,
+		.query_start_loc = put(loc, sizeof(loc)),
+		.seq_lens = put(contexts, sizeof(contexts)),
+		.block_table = put(table, sizeof(table)),
+		.k = {put(k, (ROWS_ALL + P) * H * DK * 2), H * DK * 2, H * DK * 2, DK * 2, P, H, DK, KV_BF16,
+		      1, 0},
+		.v = {put(v, (ROWS_ALL + P) * H * DV * 2), H * DV * 2, H * DV * 2, DV * 2, P, H, DV, KV_BF16,
+		      1, 0},
+		.window_left = -1,
+		.out_dtype = KV_F32,
+	};
+	ck_assert_int_eq(kv_attention_workspace_bytes(&a, &workspace), 0);
+	a.workspace_bytes = workspace;
+	a.workspace = workspace ? buffer_new(workspace) : NULL;
+	if (workspace)
+		buffer_fill(a.workspace, 0, workspace);
+	ck_assert_msg(kv_attention(&a) == 0, "%s", kv_error_text());
+	buffer_get(out, a.out, 4); /* it is done: its lengths may change */
+	a.causal = 1;
+	a.out = parts + part;
+	a.lse = lses + part_lse;
+	buffer_put((void *)a.seq_lens, news, sizeof(news));
+	buffer_put((void *)a.block_table, table_new, sizeof(table_new));
+	ck_assert_msg(kv_attention(&a) == 0, "%s", kv_error_text());
+	struct kv_merge_args m = {
+		.size = sizeof(m),
+		.device = buffer_device,
+		.dtype = KV_F32,
+		.n_parts = 2,
+		.n_tokens = NEW,
+		.n_heads = H,
+		.head_dim = DV,
+		.parts = parts,
+		.part_lse = lses,
+		.out = buffer_new(part * sizeof(float)),
+	};
+	ck_assert_msg(kv_merge(&m) == 0, "%s", kv_error_text());
+	buffer_get(out, m.out, part * sizeof(float));
+	void *all[] = {parts, lses, (void *)a.q, (void *)a.query_start_loc, (void *)a.seq_lens,
+		       (void *)a.block_table, a.k.base, a.v.base, m.out, a.workspace};
+
+	for (int i = 0; i < COUNT(all); i++)
+		if (all[i])
+			buffer_free(all[i]);
+	for (int t = 0; t < NEW * H; t++) {
+		int b = t / H >= loc[1], start = b ? lens[0] : 0, h = t % H;
+		int pos = lens[b] - news[b] + t / H - loc[b];
+		double sum = 0, right[DV] = {0}, error = 0, norm = 0;
+
+		for (int j = 0; j <= pos; j++) {
+			double x = 0;
+
+			for (int d = 0; d < DK; d++)
+				x += number_get(q, t * DK + d, KV_BF16) *
+				     number_get(k, ((start + j) * H + h) * DK + d, KV_BF16);
+			x = exp(x / sqrt(DK));
+			sum += x;
+			for (int d = 0; d < DV; d++)
+				right[d] += x * number_get(v, ((start + j) * H + h) * DV + d, KV_BF16);
+		}
+		for (int d = 0; d < DV; d++) {
+			double e = (double)out[t * DV + d] - right[d] / sum;
+
+			error += e * e;
+			norm += right[d] / sum * right[d] / sum;
+		}
+		ck_assert_msg(sqrt(error / norm) < 4e-3, "row %d: %g", t, sqrt(error / norm));
+	}
+	free(k);
+	free(v);
+	free(q);
+	free(out);
+}
+END_TEST
+
 static struct kv_attention_args some_args(void)
 {
 	static char memory[4096] __attribute__((aligned(256)));
@@ -750,6 +863,7 @@ int main(void)
 	tcase_add_test(decode, queries_that_see_all_keys_are_right);
 	tcase_add_test(calls, a_page_past_two_to_the_32_elements_is_itself);
 	tcase_add_test(calls, a_backend_for_k_and_v_says_that_latents_are_not_its_own);
+	tcase_add_test(calls, dense_rows_as_blocks_that_overlap_are_attended_in_parts);
 	tcase_add_loop_test(calls, a_wrong_field_is_named, 0, COUNT(wrong));
 	tcase_add_loop_test(calls, what_is_planned_for_a_model_can_be_written_and_attended, 0, 3);
 	tcase_set_timeout(rows, 60);
