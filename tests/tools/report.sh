@@ -62,7 +62,7 @@ if command -v chromium > /dev/null; then
 	say "as a browser shows it"
 	command_deadline=120
 	browser=(chromium --headless --no-sandbox --disable-gpu --no-first-run --user-data-dir="$dir/profile"
-		--enable-logging=stderr --hide-scrollbars --window-size=1000,1600)
+		--enable-logging=stderr --hide-scrollbars "--window-size=1000,1600")
 	expect 0 "${browser[@]}" --dump-dom "file://$page"
 	cp "$dir/out" "$dir/dom.html"
 	! grep CONSOLE "$dir/err" || fail "the browser complains"
