@@ -35,6 +35,7 @@ int kv_index_choose_on(const struct kv_dsa_backend *backend, const struct kv_ind
 int kv_sparse_mla_on(const struct kv_dsa_backend *backend, const struct kv_sparse_mla_args *args);
 
 int kv_index_write_cuda(const struct kv_index_write_args *args);
+int kv_index_score_wgmma(const struct kv_index_args *args);
 int kv_index_score_cuda(const struct kv_index_args *args);
 int kv_index_select_cuda(const struct kv_index_args *args);
 int kv_sparse_mla_cuda(const struct kv_sparse_mla_args *args);

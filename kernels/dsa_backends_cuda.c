@@ -2,6 +2,13 @@
 /* The backends of a build with CUDA; dsa_backends_host.c is the other one of the pair. */
 #include "kernels/dsa.h"
 
+/* Codes multiplied by the matrix units of sm_90a. */
+static const struct kv_dsa_backend dsa_wgmma = {
+	.name = "wgmma",
+	.device = KV_DEVICE_CUDA,
+	.score = kv_index_score_wgmma,
+};
+
 /* Any sizes and types, on any device. */
 static const struct kv_dsa_backend dsa_cuda = {
 	.name = "cuda",
@@ -12,4 +19,4 @@ static const struct kv_dsa_backend dsa_cuda = {
 	.attend = kv_sparse_mla_cuda,
 };
 
-const struct kv_dsa_backend *const kv_dsa_backends[] = {&dsa_cuda, &kv_dsa_ref, NULL};
+const struct kv_dsa_backend *const kv_dsa_backends[] = {&dsa_wgmma, &dsa_cuda, &kv_dsa_ref, NULL};
