@@ -114,6 +114,11 @@ expect 2 "$kvbench" write --device tpu
 expect_err "device: 'tpu' given"
 expect 1 "$kvbench" attention --device host --ragged /dev/null --batch 2
 
+say "dsa: every small case is right, and has a time"
+expect 0 "$kvbench" dsa --device host --json
+last_is 'x["device"] == "host" and {c["work"] for c in x["cases"]} == {"choose", "score", "attend", "write"}'
+last_is 'all(0 <= c["error"] < 5e-3 and c["seconds"] > 0 and c["copy_bytes_per_second"] > 0 for c in x["cases"])'
+
 say "replay: what was published is found, all of it"
 expect 0 "$kvbench" replay "$trace" --capacity 6000 --json --socket "$socket"
 last_is 'x["requests"] == x["served"] == 2000 and x["engines"] == 1 and x["capacity"] == 6000'

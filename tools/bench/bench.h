@@ -102,6 +102,7 @@ int kv_bench_compact(struct kv_bench *b);
 int kv_bench_crowd(struct kv_bench *b);
 int kv_bench_gdn(struct kv_bench *b);
 int kv_bench_mla(struct kv_bench *b);
+int kv_bench_dsa(struct kv_bench *b);
 int kv_bench_mamba(struct kv_bench *b);
 int kv_bench_conv(struct kv_bench *b);
 

@@ -42,6 +42,8 @@ static const struct benchmark {
 	{"gdn", "", false, "gated delta net on state rows: steps and prompts, beside a copy",
 	 kv_bench_gdn},
 	{"mla", "", false, "decode over latents and their write, checked, beside a copy", kv_bench_mla},
+	{"dsa", "", false, "sparse attention: indexer, top-k, decode, write, checked, beside a copy",
+	 kv_bench_dsa},
 	{"mamba", "", false, "Mamba-2 on state rows, beside a copy", kv_bench_mamba},
 	{"conv", "", false, "causal convolution on state rows, beside a copy", kv_bench_conv},
 };
