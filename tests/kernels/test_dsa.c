@@ -470,7 +470,7 @@ START_TEST(keys_of_four_bits_are_stored_and_scored)
 }
 END_TEST
 
-/* D02, of the indexer and of latent rows: a block that begins past 2^32 bytes. */
+/* D02, of the indexer: a block that begins past 2^32 bytes. */
 START_TEST(blocks_past_4_gib_are_their_own)
 {
 	size_t stride = (size_t)1 << 27, bytes = 34 * stride;
@@ -518,6 +518,48 @@ START_TEST(blocks_past_4_gib_are_their_own)
 	for (int i = 0; i < p.n_buffers; i++)
 		buffer_free(p.buffers[i]);
 	buffer_free_sparse(w.cache.base, bytes);
+}
+END_TEST
+
+/* D02, of latent rows: as above, row j of the block is j + 1 everywhere. q = 0: out is their mean. */
+START_TEST(latent_rows_past_4_gib_are_their_own)
+{
+	enum { DIM_ALL = 576, LATENT = 512, ROWS = 64 };
+	size_t stride = (size_t)1 << 27, bytes = 34 * stride;
+	struct index_problem p = {.n_buffers = 0};
+	char rows[ROWS * DIM_ALL * 2], out[LATENT * 2], q[DIM_ALL * 2] = {0};
+	int32_t chosen[ROWS];
+
+	if (buffer_bytes_free() < 2 * bytes)
+		return;
+	for (int i = 0; i < ROWS * DIM_ALL; i++)
+		number_set(rows, i, KV_BF16, number_encode(KV_BF16, 1 + i / DIM_ALL));
+	for (int j = 0; j < ROWS; j++)
+		chosen[j] = 33 * ROWS + j;
+	KV_OPTIONS(kv_sparse_mla_args, a, .device = buffer_device, .dtype = KV_BF16, .n_tokens = 1,
+		   .n_heads = 1, .latent_dim = LATENT, .rope_dim = DIM_ALL - LATENT, .top_k = ROWS,
+		   .sm_scale = 1,
+		   .cache = {.block_stride = (int64_t)stride,
+			     .token_stride = 2 * DIM_ALL,
+			     .head_stride = 2 * DIM_ALL,
+			     .block_tokens = ROWS,
+			     .n_heads = 1,
+			     .head_dim = DIM_ALL,
+			     .dtype = KV_BF16,
+			     .scale = 1});
+	a.cache.base = buffer_new_sparse(bytes);
+	buffer_put((char *)a.cache.base + 33 * stride, rows, sizeof(rows));
+	a.q = put(&p, q, sizeof(q));
+	a.chosen = put(&p, chosen, sizeof(chosen));
+	a.out = put(&p, NULL, sizeof(out));
+	ck_assert_msg(kv_sparse_mla(&a) == 0, "%s", kv_error_text());
+	buffer_get(out, a.out, sizeof(out));
+	for (int d = 0; d < LATENT; d++)
+		expect(number_get(out, d, KV_BF16) == 32.5, "element %d is %g", d,
+		       number_get(out, d, KV_BF16));
+	for (int i = 0; i < p.n_buffers; i++)
+		buffer_free(p.buffers[i]);
+	buffer_free_sparse(a.cache.base, bytes);
 }
 END_TEST
 
@@ -748,6 +790,7 @@ int main(void)
 	tcase_add_loop_test(tcase, any_batch_is_right, 0, 5);
 	tcase_add_loop_test(tcase, keys_of_four_bits_are_stored_and_scored, 0, 2);
 	tcase_add_test(tcase, blocks_past_4_gib_are_their_own);
+	tcase_add_test(tcase, latent_rows_past_4_gib_are_their_own);
 	tcase_add_loop_test(tcase, attention_over_chosen_rows_is_right, 0, COUNT(sparse_cases));
 	tcase_add_test(tcase, a_refusal_has_every_reason);
 	suite_add_tcase(suite, tcase);
