@@ -53,8 +53,8 @@ static void undo(struct kv_books *b, int32_t to)
 	kv_books_push_free(b, to);
 }
 
-/* All blocks of an extent, or none. Return: how many moves were added. */
-static uint32_t plan_extent(struct kv_books *b, uint32_t i, int class, struct kv_books_move *moves,
+/* All blocks of an extent, or none. Return: how many moves were added; -1: there is no room for them. */
+static int64_t plan_extent(struct kv_books *b, uint32_t i, int class, struct kv_books_move *moves,
 			    uint32_t most)
 {
 	int64_t need = movable(b, i, most);
@@ -81,7 +81,7 @@ static uint32_t plan_extent(struct kv_books *b, uint32_t i, int class, struct kv
 	while (n)
 		undo(b, moves[--n].to);
 	b->space.extents[i].leaving = false;
-	return 0;
+	return -1;
 }
 
 uint32_t kv_books_move_plan(struct kv_books *b, uint32_t n_extents, struct kv_books_move *moves,
@@ -95,12 +95,15 @@ uint32_t kv_books_move_plan(struct kv_books *b, uint32_t n_extents, struct kv_bo
 		int32_t next;
 
 		for (int32_t i = b->space.lists[c]; i >= 0 && *ret_extents < n_extents; i = next) {
-			uint32_t got = 0;
+			int64_t got = 0;
 
 			next = b->space.extents[i].next;
 			if (!b->space.extents[i].leaving)
 				got = plan_extent(b, (uint32_t)i, c - 1, moves + n, most - n);
-			n += got;
+			/* Fuller ones have more that must move, and less room to move to. */
+			if (got < 0)
+				return n;
+			n += (uint32_t)got;
 			*ret_extents += got > 0;
 			/* What was filled may have left this list: the next one is looked up anew. */
 			if (next >= 0 && b->space.extents[next].class != c)

@@ -311,6 +311,9 @@ void kv_reserve_fill(struct kv_daemon *d)
 			uint32_t got;
 
 			giver->exhausted_in = round;
+			/* It would take them back, with all that the mover has cleaned by then. */
+			if (giver->n_waiting)
+				continue;
 			got = take_from(giver, n - have, &more);
 			if (more)
 				giver->exhausted_in = 0;

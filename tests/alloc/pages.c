@@ -15,7 +15,8 @@ static void *zeroed(uint64_t bytes)
 	return p;
 }
 
-void pages_init(struct pages *p, uint32_t n_blocks, uint32_t block_tokens)
+void pages_init_extents(struct pages *p, uint32_t n_blocks, uint32_t block_tokens,
+			uint32_t extent_blocks)
 {
 	const uint32_t id_limit = n_blocks + 1;
 	const uint64_t descriptors = 4096;
@@ -25,6 +26,7 @@ void pages_init(struct pages *p, uint32_t n_blocks, uint32_t block_tokens)
 	*p = (struct pages){
 		.head = {.seed = 1234,
 			 .block_tokens = block_tokens,
+			 .block_bytes = 64,
 			 .id_limit = id_limit,
 			 .n_buckets = kv_prefix_buckets(id_limit),
 			 .descriptors_offset = descriptors,
@@ -37,8 +39,18 @@ void pages_init(struct pages *p, uint32_t n_blocks, uint32_t block_tokens)
 	p->shared = zeroed(p->head.blocks_bytes);
 	((struct kv_shm_blocks *)p->shared)->clock = 1;
 	ck_assert_int_eq(kv_books_init(&p->books, &p->head, p->index, p->shared), 0);
+	if (extent_blocks) {
+		ck_assert_int_eq(kv_books_set_extents(&p->books, extent_blocks * p->head.block_bytes), 0);
+		for (uint32_t i = 0; i * extent_blocks < id_limit; i++)
+			kv_space_own(&p->books.space, i, true);
+	}
 	for (int32_t id = 0; id <= (int32_t)n_blocks; id++)
 		expect(!kv_books_add(&p->books, id), "add %d", id);
+}
+
+void pages_init(struct pages *p, uint32_t n_blocks, uint32_t block_tokens)
+{
+	pages_init_extents(p, n_blocks, block_tokens, 0);
 }
 
 void pages_deinit(struct pages *p)

@@ -16,6 +16,9 @@ struct pages {
 
 /* pages_init() - a pool of the null block 0 and @n_blocks more, all of them free */
 void pages_init(struct pages *p, uint32_t n_blocks, uint32_t block_tokens);
+/* pages_init_extents() - likewise, in extents of as many blocks, a power of two */
+void pages_init_extents(struct pages *p, uint32_t n_blocks, uint32_t block_tokens,
+			uint32_t extent_blocks);
 void pages_deinit(struct pages *p);
 
 /* pages_check() - the books must be right; @what is in the message if they aren't */

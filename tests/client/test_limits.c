@@ -197,6 +197,27 @@ START_TEST(pools_above_their_share_give_first)
 }
 END_TEST
 
+/*
+ * It asks for nearly all there is, so that it has what others gave only when the mover has cleaned the
+ * last of it: until then the clean reserve took from it what it had, over and over.
+ */
+START_TEST(what_a_waiting_pool_has_got_is_not_taken_from_it_for_the_reserve)
+{
+	struct kv_pool *from = pool_new(client, "from", 0), *to = pool_new(client, "to", 0);
+	uint64_t moved, had;
+
+	fill_cache(from, 1, 61 * A_MIB);
+	must(kv_ping(client, TIMEOUT));
+	had = pool_stats(client, "from").extent_bytes;
+	moved = daemon_stats(client).moved_bytes_total;
+	must(kv_blocks_take(to, 60 * A_MIB, ids, TIMEOUT));
+	ck_assert_uint_le(daemon_stats(client).moved_bytes_total - moved, had);
+	must(kv_blocks_give(to, 60 * A_MIB, ids));
+	kv_pool_close(from);
+	kv_pool_close(to);
+}
+END_TEST
+
 START_TEST(of_two_caches_the_one_that_nobody_uses_gives)
 {
 	struct kv_pool *used = pool_new(client, "used", 0), *asleep = pool_new(client, "asleep", 0);
@@ -570,6 +591,8 @@ static Suite *suite(void)
 	tcase_add_test(tcase, limits_outlive_the_worker);
 	tcase_add_test(tcase, what_never_fits_is_refused_at_once_and_keeps_nobody_waiting);
 	tcase_add_test(tcase, pools_above_their_share_give_first);
+	tcase_add_test(tcase,
+		       what_a_waiting_pool_has_got_is_not_taken_from_it_for_the_reserve);
 	tcase_add_test(tcase, of_two_caches_the_one_that_nobody_uses_gives);
 	tcase_add_test(tcase,
 		       a_client_that_sleeps_keeps_no_idle_lease_from_others_even_without_a_timeout);
