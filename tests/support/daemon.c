@@ -21,6 +21,8 @@
 #define MAX_ARGS     24
 #define MAX_CHILDREN 8
 
+#define PF_FORKNOEXEC 0x40 /* the kernel's: forked, runs no program of its own yet */
+
 static char folder[64], socket_path[96], log_path[96];
 static pid_t pid;
 
@@ -142,43 +144,67 @@ static uint32_t children_of(pid_t of, pid_t *ret)
 	return n;
 }
 
-/* A dead one counts as gone also while nobody has waited for it. */
-static bool is_gone(pid_t process)
+/* Return: the letter of its state; 0: there is no such process. *ret_flags: PF_... of the kernel */
+static char state_of(pid_t process, unsigned int *ret_flags)
 {
-	char path[64], line[256] = "";
-	const char *state;
+	char path[64], line[512] = "", state;
+	const char *behind_name;
 	FILE *f;
 
 	snprintf(path, sizeof(path), "/proc/%d/stat", process);
 	f = fopen(path, "r");
 	if (!f)
-		return true;
+		return 0;
 	if (!fgets(line, sizeof(line), f))
 		line[0] = 0;
 	fclose(f);
-	state = strrchr(line, ')');
-	return !state || state[2] == 'Z' || state[2] == 'X';
+	behind_name = strrchr(line, ')');
+	if (!behind_name ||
+	    sscanf(behind_name + 1, " %c %*d %*d %*d %*d %*d %u", &state, ret_flags) != 2)
+		return 0;
+	return state;
 }
 
-/* Its name is set when it runs; orphans of a worker before it have others. */
+/* A dead one counts as gone also while nobody has waited for it. */
+static bool is_gone(pid_t process)
+{
+	unsigned int flags;
+	char state = state_of(process, &flags);
+
+	return !state || state == 'Z' || state == 'X';
+}
+
+/*
+ * Its name is set when it runs; orphans of a worker before it have others, but for a mover on a
+ * busy machine that was forked and has not come to run its program: it still has its parent's.
+ */
+static bool is_worker(pid_t process)
+{
+	char path[64], name[32] = "";
+	unsigned int flags;
+	char state = state_of(process, &flags);
+	FILE *f;
+
+	if (!state || state == 'Z' || state == 'X' || flags & PF_FORKNOEXEC)
+		return false;
+	snprintf(path, sizeof(path), "/proc/%d/comm", process);
+	f = fopen(path, "r");
+	if (!f)
+		return false;
+	if (!fgets(name, sizeof(name), f))
+		name[0] = 0;
+	fclose(f);
+	return !strcmp(name, "kvcached-worker\n");
+}
+
 static pid_t find_worker(void)
 {
 	pid_t list[MAX_CHILDREN];
 	uint32_t n = children_of(pid, list);
 
 	for (uint32_t i = 0; i < n; i++) {
-		char path[64], name[32] = "";
-		FILE *f;
-
-		snprintf(path, sizeof(path), "/proc/%d/comm", list[i]);
-		f = fopen(path, "r");
-		if (f && fgets(name, sizeof(name), f) && !strcmp(name, "kvcached-worker\n") &&
-		    !is_gone(list[i])) {
-			fclose(f);
+		if (is_worker(list[i]))
 			return list[i];
-		}
-		if (f)
-			fclose(f);
 	}
 	return 0;
 }
