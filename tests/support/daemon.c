@@ -18,7 +18,7 @@
 
 #include "tests/support/daemon.h"
 
-#define MAX_ARGS     24
+#define MAX_ARGS     40
 #define MAX_CHILDREN 8
 
 #define PF_FORKNOEXEC 0x40 /* the kernel's: forked, runs no program of its own yet */
@@ -71,6 +71,7 @@ static pid_t spawn(const char *const *options, int out)
 		args[n++] = "--isolate";
 	while (*options && n < MAX_ARGS - 1)
 		args[n++] = *options++;
+	expect(!*options, "option '%s' is one too many: MAX_ARGS", *options);
 	child = fork();
 	if (child)
 		return child;
