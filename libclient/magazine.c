@@ -386,9 +386,9 @@ static SLOW int give_slowly(struct kv_pool *pool, uint32_t n, const kv_block_id 
 {
 	uint32_t limit = pool->prefix.id_limit, *refs = pool->refs;
 	bool entered = !enter(pool);
-	int r = kv_read_only(pool);
+	int r = 0;
 
-	for (; !r && i < n; i++) {
+	for (; i < n; i++) {
 		kv_block_id id = ids[i];
 
 		if (__builtin_expect((uint32_t)id >= limit || refs[id] != 1, 0)) {
@@ -404,7 +404,7 @@ static SLOW int give_slowly(struct kv_pool *pool, uint32_t n, const kv_block_id 
 	if (entered)
 		flush_if_full(pool);
 	leave(pool);
-	return r;
+	return pool->read_only ? kv_read_only_error() : r;
 }
 
 static SLOW int flush_and_leave(struct kv_pool *pool)
