@@ -12,7 +12,7 @@
 
 #include "kernels/dtype.h"
 #include "tools/bench/bench.h"
-#include "tools/bench/gdn_device.h"
+#include "tools/bench/device.h"
 
 #define ROTATED	 ((int64_t)256 << 20)
 #define MAX_R	 64

@@ -16,8 +16,8 @@
 #include "include/internal/cleanup.h"
 #include "kernels/dtype.h"
 #include "tools/bench/bench.h"
+#include "tools/bench/device.h"
 #include "tools/bench/dsa.h"
-#include "tools/bench/gdn_device.h"
 
 #define ROTATED	   ((size_t)256 << 20)
 #define MAX_CALLS  64

@@ -7,7 +7,7 @@
 
 #include "include/internal/cleanup.h"
 #include "tools/bench/dsa.h"
-#include "tools/bench/gdn_device.h"
+#include "tools/bench/device.h"
 
 #define BLOCK  KV_BENCH_DSA_BLOCK
 #define DIM    KV_BENCH_DSA_DIM

@@ -15,7 +15,8 @@
 
 #include "include/internal/cleanup.h"
 #include "tools/bench/bench.h"
-#include "tools/bench/gdn_device.h"
+#include "tools/bench/device.h"
+#include "tools/bench/noise.h"
 
 #define ROTATED	   ((size_t)256 << 20)
 #define MAX_CALLS  64
@@ -82,29 +83,6 @@ struct work {
 	uint16_t *host_x, *host_gates, *host_weight;
 	float *host_a_log;
 };
-
-static double uniform(uint64_t *seed)
-{
-	*seed = *seed * 6364136223846793005ull + 1442695040888963407ull;
-	return (double)(*seed >> 40) / (1 << 23) - 1;
-}
-
-static uint16_t to_bf16(float x)
-{
-	uint32_t u;
-
-	memcpy(&u, &x, sizeof(u));
-	return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
-
-static float from_bf16(uint16_t h)
-{
-	uint32_t u = (uint32_t)h << 16;
-	float x;
-
-	memcpy(&x, &u, sizeof(x));
-	return x;
-}
 
 static uint16_t *random_bf16(size_t n, uint64_t seed)
 {

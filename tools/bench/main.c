@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "tools/bench/bench.h"
-#include "tools/bench/gdn_device.h"
+#include "tools/bench/device.h"
 #include "tools/bench/replay.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where the benchmarks of kernels run: a GPU (gdn_device_cuda.c) or this machine
- * (gdn_device_host.c), which a build without CUDA has alone. Failures of the device end the
+ * Where the benchmarks of kernels run: a GPU (device_cuda.c) or this machine
+ * (device_host.c), which a build without CUDA has alone. Failures of the device end the
  * program.
  */
-#ifndef KV_TOOLS_BENCH_GDN_DEVICE_H
-#define KV_TOOLS_BENCH_GDN_DEVICE_H
+#ifndef KV_TOOLS_BENCH_DEVICE_H
+#define KV_TOOLS_BENCH_DEVICE_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "tools/bench/bench.h"
-#include "tools/bench/gdn_device.h"
+#include "tools/bench/device.h"
 
 extern const struct kv_bench_device kv_bench_cuda, kv_bench_host;
 

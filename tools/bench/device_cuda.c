@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "tools/bench/bench.h"
-#include "tools/bench/gdn_device.h"
+#include "tools/bench/device.h"
 
 #define ROUNDS	    15
 #define COPY_ROUNDS 9
