@@ -263,7 +263,7 @@ int kv_gseq_keep_tokens(struct kv_gseq *seq, const int32_t *tokens, size_t n)
 	int r = kv_seq_grow((void **)&seq->tokens, &seq->tokens_room, n, sizeof(*tokens));
 
 	if (!r)
-		memcpy(seq->tokens + seq->len, tokens + seq->len, (n - seq->len) * sizeof(*tokens));
+		memmove(seq->tokens + seq->len, tokens + seq->len, (n - seq->len) * sizeof(*tokens));
 	return r;
 }
 
@@ -435,7 +435,8 @@ KV_PUBLIC int kv_gseq_append(struct kv_gseq *seq, const int32_t *tokens, size_t 
 					       kv_seq_append(seq->seqs[g], tokens, n);
 	if (r < 0)
 		return r;
-	memcpy(seq->tokens + seq->len, tokens, n * sizeof(*tokens));
+	memmove(seq->tokens + seq->len, tokens, n * sizeof(*tokens));
+	seq->n_preempted = 0;
 	seq->len = to;
 	return 0;
 }
@@ -447,7 +448,7 @@ KV_PUBLIC int kv_gseq_fork(struct kv_gseq *seq, struct kv_gseq **ret)
 	int r = child ? kv_identity_copy(&child->identity, &seq->identity) : -ENOMEM;
 
 	if (!r)
-		r = kv_gseq_keep_tokens(child, seq->tokens, seq->len);
+		r = kv_gseq_keep_tokens(child, seq->tokens, seq->len ? seq->len : seq->n_preempted);
 	if (!r)
 		r = kv_seq_grow((void **)&child->digests, &child->digests_room, seq->n_digests,
 				sizeof(*seq->digests));
@@ -468,6 +469,7 @@ KV_PUBLIC int kv_gseq_fork(struct kv_gseq *seq, struct kv_gseq **ret)
 		memcpy(child->digests, seq->digests, seq->n_digests * sizeof(*seq->digests));
 	child->n_digests = seq->n_digests;
 	child->len = seq->len;
+	child->n_preempted = seq->n_preempted;
 	*ret = child;
 	return 0;
 }
@@ -510,6 +512,7 @@ KV_PUBLIC int kv_gseq_rollback(struct kv_gseq *seq, size_t n_tokens, void *strea
 	if (r < 0)
 		return r;
 	seq->len = n_tokens;
+	seq->n_preempted = 0;
 	kv_identity_cut(&seq->identity, n_tokens);
 	kv_gseq_cut_digests(seq);
 	return 0;

@@ -55,6 +55,7 @@ struct kv_gseq {
 	size_t len;
 	int32_t *tokens;
 	size_t tokens_room;
+	size_t n_preempted; /* tokens that it had, while len is 0 */
 	struct kv_identity identity;
 	struct kv_prefix_digest *digests; /* [n_digests] before token i * digest_unit */
 	size_t n_digests, digests_room;

@@ -333,6 +333,8 @@ KV_PUBLIC int kv_gseq_lookup(struct kv_gseq *seq, const int32_t *tokens, size_t 
 	if (s.best <= s.base || !may_go_on(seq))
 		return 0;
 	kv_gseq_begin(seq);
+	if (tokens != seq->tokens)
+		seq->n_preempted = 0;
 	r = kv_gseq_keep_tokens(seq, tokens, s.best);
 	if (!r)
 		r = find(&s);

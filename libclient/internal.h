@@ -7,7 +7,7 @@
  *   pool.c        opening, mapping, views           magazine.c  leases at hand, give, the op ring
  *   later.c       what waits for GPU work           sequence.c, lookup.c, publish.c, batch.c
  *   pin.h         holding cached blocks             identity.c  fields, extras, epochs
- *   granules.c    what is mapped (--isolate)
+ *   granules.c    what is mapped (--isolate)        preempt.c   giving way and going on
  *   promise.c     waiting for what others compute   group*.c    sequences of several groups
  *
  * A kv_pool has a connection of its own: it is one session of the daemon. Its hot path (take, give, pin,
@@ -239,6 +239,7 @@ struct kv_seq {
 	struct kv_pool *pool;
 	int32_t *tokens;
 	size_t len, tokens_room;
+	size_t n_preempted; /* tokens that it had, while len is 0 */
 	size_t n_asked; /* tokens of the prompt that the statistics of lookups have counted */
 	kv_block_id *table;
 	size_t n_blocks, table_room;
@@ -260,6 +261,8 @@ int kv_item_add(struct kv_identity *identity, const char *what, const struct kv_
 int kv_extra_check(const struct kv_extra *extra, size_t len);
 int kv_seq_grow(void **array, size_t *room, size_t n, size_t item); /* 0 or -ENOMEM */
 void kv_seq_discard(struct kv_seq *seq); /* its memory alone */
+/* kv_seq_empty() - its blocks go after @stream's work so far; fields, extras and tokens[] stay */
+int kv_seq_empty(struct kv_seq *seq, void *stream);
 /* kv_seq_begin() - the first token comes: it belongs to the epoch that is now */
 void kv_seq_begin(struct kv_seq *seq);
 
@@ -272,7 +275,7 @@ void kv_seq_begin(struct kv_seq *seq);
 bool kv_seq_key(const struct kv_seq *seq, size_t i, const int32_t *tokens, struct kv_key *ret_key,
 		struct kv_shm_row *ret_row);
 
-/* kv_seq_withdraw() - promises of blocks from @first on that weren't submitted end */
+/* kv_seq_withdraw() - promises of blocks from @first on end; before these blocks are released */
 void kv_seq_withdraw(struct kv_seq *seq, size_t first);
 /* kv_promise_end() - a block of this key has been published: its promise, if it is ours, is kept */
 void kv_promise_end(struct kv_pool *pool, struct kv_key key);

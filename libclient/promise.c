@@ -96,12 +96,28 @@ void kv_promise_end(struct kv_pool *pool, struct kv_key key)
 	}
 }
 
+/* It is published as soon as the daemon comes to it, and nobody will be there to end the promise. */
+static void shorten(struct kv_pool *pool, struct kv_key key)
+{
+	uint64_t *bucket = bucket_of(pool, key);
+
+	for (uint32_t i = 0; i < KV_PROMISE_BUCKET; i++) {
+		uint64_t word = kv_load_relaxed(&bucket[i]);
+
+		if (word && word >> 32 == tag_of(key) && slot_of(word) == pool->slot)
+			kv_compare_exchange(&bucket[i], &word,
+					    (word & ~(uint64_t)TIME_MASK) | ticks(kv_now() + 2 * TICK));
+	}
+}
+
 void kv_seq_withdraw(struct kv_seq *seq, size_t first)
 {
-	if (first < seq->n_submitted)
-		first = seq->n_submitted;
-	for (size_t i = first; i < seq->n_promised; i++)
-		kv_promise_end(seq->pool, seq->keys[i]);
+	for (size_t i = first; i < seq->n_promised; i++) {
+		if (i >= seq->n_submitted || kv_block_is_cached(seq->pool, seq->table[i]))
+			kv_promise_end(seq->pool, seq->keys[i]);
+		else
+			shorten(seq->pool, seq->keys[i]);
+	}
 	if (seq->n_promised > first)
 		seq->n_promised = first;
 }

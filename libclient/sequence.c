@@ -252,20 +252,23 @@ KV_PUBLIC int kv_seq_append(struct kv_seq *seq, const int32_t *tokens, size_t n)
 		return r;
 	if (!seq->len)
 		kv_seq_begin(seq);
-	memcpy(seq->tokens + seq->len, tokens, n * sizeof(*tokens));
+	/* They may be its own, of before it was preempted. */
+	memmove(seq->tokens + seq->len, tokens, n * sizeof(*tokens));
 	seq->len += n;
+	seq->n_preempted = 0;
 	return 0;
 }
 
 KV_PUBLIC int kv_seq_fork(struct kv_seq *seq, struct kv_seq **ret)
 {
 	size_t n = blocks_for(seq->pool, seq->len);
+	size_t n_kept = seq->len ? seq->len : seq->n_preempted;
 	struct kv_seq *child;
 	int r = kv_seq_new(seq->pool, &child);
 
 	if (r < 0)
 		return r;
-	r = kv_seq_grow((void **)&child->tokens, &child->tokens_room, seq->len, sizeof(*seq->tokens));
+	r = kv_seq_grow((void **)&child->tokens, &child->tokens_room, n_kept, sizeof(*seq->tokens));
 	if (!r)
 		r = kv_seq_grow((void **)&child->table, &child->table_room, n, sizeof(*seq->table));
 	if (!r)
@@ -277,8 +280,8 @@ KV_PUBLIC int kv_seq_fork(struct kv_seq *seq, struct kv_seq **ret)
 		kv_seq_free(child, NULL);
 		return r;
 	}
-	if (seq->len)
-		memcpy(child->tokens, seq->tokens, seq->len * sizeof(*seq->tokens));
+	if (n_kept)
+		memcpy(child->tokens, seq->tokens, n_kept * sizeof(*seq->tokens));
 	if (seq->n_submitted)
 		memcpy(child->keys, seq->keys, seq->n_submitted * sizeof(*seq->keys));
 	for (size_t i = 0; i < n; i++) {
@@ -287,6 +290,7 @@ KV_PUBLIC int kv_seq_fork(struct kv_seq *seq, struct kv_seq **ret)
 			seq->pool->refs[seq->table[i]]++;
 	}
 	child->len = seq->len;
+	child->n_preempted = seq->n_preempted;
 	child->root = seq->root;
 	child->n_holes = seq->n_holes;
 	child->n_blocks = n;
@@ -294,6 +298,19 @@ KV_PUBLIC int kv_seq_fork(struct kv_seq *seq, struct kv_seq **ret)
 	child->n_settled = seq->n_settled;
 	KV_KILLPOINT(client_forked);
 	*ret = child;
+	return 0;
+}
+
+int kv_seq_empty(struct kv_seq *seq, void *stream)
+{
+	int r;
+
+	kv_seq_withdraw(seq, 0);
+	r = release_from(seq, 0, stream);
+	if (r < 0)
+		return r;
+	seq->len = 0;
+	seq->n_submitted = seq->n_settled = 0;
 	return 0;
 }
 
@@ -307,11 +324,12 @@ KV_PUBLIC int kv_seq_rollback(struct kv_seq *seq, size_t n_tokens, void *stream)
 	if (n_tokens > seq->len)
 		return kv_error(-EINVAL, "rollback: to %zu, the sequence has %zu tokens", n_tokens,
 				seq->len);
+	kv_seq_withdraw(seq, whole);
 	r = release_from(seq, blocks_for(seq->pool, n_tokens), stream);
 	if (r < 0)
 		return r;
-	kv_seq_withdraw(seq, whole);
 	seq->len = n_tokens;
+	seq->n_preempted = 0;
 	kv_identity_cut(&seq->identity, n_tokens);
 	if (seq->n_asked > n_tokens)
 		seq->n_asked = n_tokens;

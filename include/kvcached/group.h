@@ -146,6 +146,18 @@ int kv_gseq_publish(struct kv_gseq *seq, void *stream);
  */
 int kv_gseq_done(struct kv_gseq *seq, size_t n_tokens, void *stream);
 
+/**
+ * kv_gseq_preempt(), kv_gseq_resume(), kv_gseq_preempted() - as kv_seq_preempt() and so on, in all groups
+ *
+ * Of a state what stays are its checkpoints; its rows go with the blocks.
+ */
+int kv_gseq_preempt(struct kv_gseq *seq, void *stream);
+int kv_gseq_resume(struct kv_gseq *seq, size_t n_tokens, int64_t timeout, size_t *ret_len);
+size_t kv_gseq_preempted(const struct kv_gseq *seq);
+
+/* kv_gseq_tokens() - [len], or [kv_gseq_preempted()]; valid until the next append */
+const int32_t *kv_gseq_tokens(const struct kv_gseq *seq);
+
 /* kv_gseq_len() - tokens in the sequence: found in the cache, or appended */
 size_t kv_gseq_len(const struct kv_gseq *seq);
 

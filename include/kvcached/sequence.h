@@ -125,6 +125,37 @@ int kv_seq_rollback(struct kv_seq *seq, size_t n_tokens, void *stream);
  */
 int kv_seq_publish(struct kv_seq *seq, void *stream);
 
+/**
+ * kv_seq_preempt() - give up the blocks, keep the tokens: for a sequence that makes room and goes on later
+ * @stream: its blocks go after the work queued there so far
+ *
+ * Complete blocks are published first, so they stay cached while there is room for them. From then on len
+ * and capacity are 0; tokens, fields and extras are kept for kv_seq_resume(). Promises end. The next
+ * append makes it an ordinary sequence, and so does a rollback to 0. A fork is preempted as well.
+ * Return: 0; of kv_seq_publish(), then nothing has changed; -EIO.
+ */
+int kv_seq_preempt(struct kv_seq *seq, void *stream);
+
+/**
+ * kv_seq_resume() - hold what is still cached of a preempted sequence, and have room for the rest
+ * @n_tokens: room in total, at least for all that it had
+ * @ret_len:  len now: tokens whose blocks were still there, at most one less than all
+ *
+ * All or nothing: on any other answer than 0 it stays preempted and holds nothing. The rest is computed
+ * anew:
+ *
+ *	n = kv_seq_preempted(seq);
+ *	if (!kv_seq_resume(seq, n + 1, 0, &len))
+ *		kv_seq_append(seq, kv_seq_tokens(seq) + len, n - len);
+ *
+ * It belongs to the epoch of now (identity.h).
+ * Return: as kv_seq_reserve(); -EINVAL if it isn't preempted or had more tokens; -ENOMEM.
+ */
+int kv_seq_resume(struct kv_seq *seq, size_t n_tokens, int64_t timeout, size_t *ret_len);
+
+/* kv_seq_preempted() - tokens that a preempted sequence had, which kv_seq_tokens() has; 0: it isn't */
+size_t kv_seq_preempted(const struct kv_seq *seq);
+
 /* kv_seq_len(), kv_seq_capacity() - tokens in it, and tokens its blocks have room for */
 size_t kv_seq_len(const struct kv_seq *seq);
 size_t kv_seq_capacity(const struct kv_seq *seq);

@@ -160,6 +160,32 @@ START_TEST(a_promise_ends_with_its_sequence_and_with_a_rollback)
 }
 END_TEST
 
+START_TEST(a_promise_of_what_was_published_does_not_outlast_its_sequence_and_its_block)
+{
+	KV_OPTIONS(kv_pool_options, what, .name = "pool", .model = "small");
+	const int32_t *tokens = tokens_of(1, N);
+	struct kv_seq *seq, *other;
+	struct kv_pool *second;
+	int64_t start;
+
+	must(kv_pool_open(client, &what, &second));
+	must(kv_seq_new(second, &other));
+	must(kv_seq_promise(other, tokens, N, minute, NULL));
+	must(kv_seq_reserve(other, N, TIMEOUT));
+	must(kv_seq_append(other, tokens, N - 1));
+	must(kv_seq_publish(other, NULL));
+	kv_seq_free(other, NULL); /* before it has had an answer */
+	must(kv_ping(client, TIMEOUT));
+	must(kv_pool_drop(client, "pool", TIMEOUT));
+	must(kv_seq_new(pool, &seq));
+	start = now_ns();
+	ck_assert_int_eq(follow(seq, 40 * KV_SEC, 0), 0);
+	expect(now_ns() - start < 20 * KV_SEC, "a reader waits for what nobody computes");
+	kv_seq_free(seq, NULL);
+	kv_pool_close(second);
+}
+END_TEST
+
 /* ---- many at once ---- */
 
 /* Each computes only what nobody else does. Says how many blocks that were. */
@@ -233,6 +259,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, a_reader_goes_on_by_itself_when_the_writer_is_killed);
 	tcase_add_test(tcase, a_deadline_ends_a_wait_and_a_promise_ends_by_its_own);
 	tcase_add_test(tcase, a_promise_ends_with_its_sequence_and_with_a_rollback);
+	tcase_add_test(tcase, a_promise_of_what_was_published_does_not_outlast_its_sequence_and_its_block);
 	tcase_add_test(tcase, engines_that_want_the_same_at_once_compute_it_once);
 	suite_add_tcase(s, tcase);
 	return s;
