@@ -2,6 +2,8 @@
 /* The split backend on the host: what it can run, and with which kernel. attention_split.cuh. */
 #include <climits>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 
 #include "kernels/attention_split.h"
 #include "kernels/device/launch.cuh"
@@ -19,7 +21,31 @@
 #define LITTLE_64	 (16 << 20) /* the same for rows of 64 bytes */
 #define MAX_TOKEN_STRIDE (1 << 26)  /* times 16 it is an int */
 
-struct kv_split_tuning kv_split_tuning;
+/* To measure with, KVCACHED_SPLIT=HEADS,SETS,MIN_TILES,PARTS,NEAR; 0: as chosen below. */
+struct tuning {
+	int heads;
+	int sets;
+	int min_tiles;
+	int n_parts;
+	int near; /* thread blocks of a cluster; 1: none */
+};
+
+static struct tuning read_tuning(void)
+{
+	const char *text = getenv("KVCACHED_SPLIT");
+	struct tuning t = {};
+
+	if (text)
+		sscanf(text, "%d,%d,%d,%d,%d", &t.heads, &t.sets, &t.min_tiles, &t.n_parts, &t.near);
+	return t;
+}
+
+static const struct tuning &tuning(void)
+{
+	static const struct tuning t = read_tuning();
+
+	return t;
+}
 
 /* How a call is cut; from sizes alone, so that it is the same for each step of a captured graph. */
 struct split {
@@ -109,8 +135,8 @@ static int near_blocks(const struct kv_attention_args *args, const struct split 
 
 	if (kind_of(args) != KV_SPLIT_PLAIN || split->choice.n_row_tiles > 2)
 		return 1;
-	if (kv_split_tuning.near)
-		return kv_split_tuning.near;
+	if (tuning().near)
+		return tuning().near;
 	for (int near = MOST_NEAR; near >= 4; near /= 2)
 		if (entries * near <= n_sms / 2 && args->max_seq_len <= near * NEAR_TOKENS)
 			return near;
@@ -143,15 +169,15 @@ static int split_init(const struct kv_attention_args *args, struct split *ret)
 		choice->n_parts = ret->near > 2 ? (int)entries * ret->near : n_sms / 2 * 2;
 		return 0;
 	}
-	if (kv_split_tuning.heads != 1)
+	if (tuning().heads != 1)
 		choice->n_heads = wide_heads(args, choice->n_row_tiles);
 	/* Sets that follow one another in memory are read together. */
 	while (!reads_little(args) && args->k.head_stride == row_bytes &&
 	       2 * ret->sets * choice->n_heads * row_bytes <= RUN_BYTES &&
 	       args->k.n_heads % (ret->sets * 2 * choice->n_heads) == 0)
 		ret->sets *= 2;
-	if (kv_split_tuning.sets && args->k.n_heads % (kv_split_tuning.sets * choice->n_heads) == 0)
-		ret->sets = kv_split_tuning.sets;
+	if (tuning().sets && args->k.n_heads % (tuning().sets * choice->n_heads) == 0)
+		ret->sets = tuning().sets;
 	/* Not a second thread block on a multiprocessor where it could never have work. */
 	entries = (int64_t)args->n_seqs * (args->k.n_heads / (ret->sets * choice->n_heads)) *
 		  ret->n_chunks;
@@ -160,8 +186,8 @@ static int split_init(const struct kv_attention_args *args, struct split *ret)
 						(int)row_bytes * choice->n_heads,
 						choice->n_row_tiles * choice->n_heads);
 	choice->n_parts *= ret->n_blocks;
-	if (kv_split_tuning.n_parts)
-		choice->n_parts = kv_split_tuning.n_parts;
+	if (tuning().n_parts)
+		choice->n_parts = tuning().n_parts;
 	return 0;
 }
 
@@ -319,7 +345,7 @@ extern "C" int kv_attention_split(const struct kv_attention_args *args)
 	p.blocks = split.n_blocks;
 	p.near = split.near;
 	p.n_sets = args->k.n_heads / (split.sets * split.choice.n_heads);
-	p.min_tiles = kv_split_tuning.min_tiles ?: MIN_TILES / split.sets;
+	p.min_tiles = tuning().min_tiles ?: MIN_TILES / split.sets;
 	p.window_left = args->window_left;
 	p.causal = args->causal;
 	p.capped = args->softcap > 0;

@@ -96,15 +96,6 @@ kv_split_launch kv_split_launch_bf16, kv_split_launch_f16, kv_split_launch_f8;
 /* Of KV_SPLIT_ANY. */
 kv_split_launch kv_split_launch_any_bf16, kv_split_launch_any_f16, kv_split_launch_any_f8;
 
-/* What attention_bench sweeps; 0: as the launcher chooses. */
-struct kv_split_tuning {
-	int heads;
-	int sets;
-	int min_tiles;
-	int n_parts;
-	int near; /* thread blocks of a cluster; 1: none */
-};
-extern struct kv_split_tuning kv_split_tuning;
 #ifdef __cplusplus
 }
 #endif

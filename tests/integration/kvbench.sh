@@ -101,18 +101,42 @@ say "attention, write, merge"
 for kernel in attention write merge; do
 	for dtype in bf16 e4m3; do
 		expect 0 "$kvbench" "$kernel" --device host --shape 4/2/64 --batch 3 --context 70 --dtype $dtype --json
-		expect_out '"of_copy"'
+		expect_out '"of_(copy|read)"'
 	done
 done
 expect 0 "$kvbench" attention --device host --shape 2/1/40 --batch 3 --page 5 --layout hnd \
 	--ragged <(printf '3\n40\n')
 expect_out '2/1/40'
+expect 0 "$kvbench" attention --device host --shape 2/1/64,4/4/32 --point 2x1x90,1x20x50 --page 16,32 \
+	--layout nhd-flat,hnd-flat --dtype f32,f16,bf16,e4m3,e5m2 --window 30 --softcap 20 --json
+last_is 'len(x["cases"]) == 2 * 2 * 2 * 2 * 5 and all(c["microseconds"] > 0 for c in x["cases"])'
+last_is 'all(c["error"] < 5e-3 and (c["flops"] > 0) == (c["query"] > 1) for c in x["cases"])'
+printf '%s\n' '{"timestamp": 0, "input_length": 40, "output_length": 2, "hash_ids": [0]}' \
+	'{"timestamp": 1, "input_length": 120, "output_length": 2, "hash_ids": [1]}' >"$dir/lengths.jsonl"
+expect 0 "$kvbench" attention --device host --shape 2/1/64 --point 2x1x160 --ragged "$dir/lengths.jsonl" --json
+last_is '[c["ragged"] for c in x["cases"]] == [False, True] and x["cases"][1]["of_uniform"] > 0'
+last_is 'x["cases"][0]["bytes"] == x["cases"][1]["bytes"] == 320 * 2 * 64 * 2'
+expect 0 "$kvbench" attention --device host --shape 2/1/64 --point 2x1x64 --pool 1 --layers 4 --json
+printf '2/1/64 64 2 bf16 7.5 other\n' >"$dir/peers.tsv"
+expect 0 "$kvbench" attention --device host --shape 2/1/64 --point 2x1x64 --peers "$dir/peers.tsv" --json
+last_is 'x["cases"][0]["peer_microseconds"] == 7.5 and x["peers_over_ours"] > 0'
+expect 2 "$kvbench" attention --device host --point 2x3
+expect_err "point: '2x3' given"
+expect 2 "$kvbench" attention --device host --batch 1,x
+expect_err "batch: '1,x' given"
+expect 1 "$kvbench" attention --device host --shape 2/1/64 --batch 1 --backend none
+expect_err 'KVCACHED_BACKEND=none'
 expect 2 "$kvbench" attention --device host --shape 3/2/64
 expect_err 'shape'
 expect 2 "$kvbench" write --device host --dtype f64
 expect 2 "$kvbench" write --device tpu
 expect_err "device: 'tpu' given"
 expect 1 "$kvbench" attention --device host --ragged /dev/null --batch 2
+
+say "metadata: of 256 decoding sequences in little time"
+expect 0 "$kvbench" metadata --json
+last_is '[c["sequences"] for c in x["batches"]] == [1, 8, 32, 128, 256, 1024]'
+last_is 'all(c["step_us"] > 0 and c["arrays_us"] > 0 for c in x["batches"])'
 
 say "dsa: every small case is right, and has a time"
 expect 0 "$kvbench" dsa --device host --json

@@ -22,12 +22,33 @@ enum kv_bench_exit {
 	KV_BENCH_NO_DAEMON = 3,
 };
 
-/* Sizes of attention, write and merge; 0: as the benchmark chooses. */
+#define KV_BENCH_LIST 32
+
+struct kv_bench_list {
+	uint32_t n, v[KV_BENCH_LIST];
+};
+
+struct kv_bench_shape {
+	uint32_t heads_q, heads_kv, dim;
+};
+
+struct kv_bench_point {
+	uint32_t batch, query, context;
+};
+
+/* Sizes of attention, write and merge: the product of lists; empty, 0, NULL: as the benchmark chooses. */
 struct kv_bench_kernel {
-	uint32_t heads_q, heads_kv, dim, batch, context, page;
-	int dtype; /* enum kv_dtype */
-	bool hnd;
-	const char *ragged; /* file of lengths */
+	struct kv_bench_shape shapes[KV_BENCH_LIST];
+	struct kv_bench_point points[KV_BENCH_LIST]; /* in place of batch, query, context */
+	uint32_t n_shapes, n_points;
+	struct kv_bench_list batch, query, context, page, dtype, layout;
+	uint32_t window;     /* keys that a query sees, its own one among them */
+	uint32_t pool_gib;   /* the blocks lie all over so much memory */
+	uint32_t layers;     /* of that pool, which calls go over in turns */
+	double softcap;
+	const char *ragged;  /* "random", or a file of lengths, or a trace */
+	const char *peers;   /* file of times of others */
+	const char *backend;
 };
 
 struct kv_bench {
@@ -95,7 +116,7 @@ int kv_bench_attention(struct kv_bench *b);
 int kv_bench_write(struct kv_bench *b);
 int kv_bench_merge(struct kv_bench *b);
 
-/* kv_bench_kernel_option() - "shape", "dtype", "layout" or "ragged". Return: exit status. */
+/* kv_bench_kernel_option() - an option of attention, write and merge. Return: exit status. */
 int kv_bench_kernel_option(struct kv_bench *b, const char *option, const char *text);
 int kv_bench_elastic(struct kv_bench *b);
 int kv_bench_compact(struct kv_bench *b);
@@ -105,5 +126,6 @@ int kv_bench_mla(struct kv_bench *b);
 int kv_bench_dsa(struct kv_bench *b);
 int kv_bench_mamba(struct kv_bench *b);
 int kv_bench_conv(struct kv_bench *b);
+int kv_bench_metadata(struct kv_bench *b);
 
 #endif

@@ -73,3 +73,13 @@ double kv_bench_device_copy(void *to, const void *from, size_t bytes)
 {
 	return chosen->copy(to, from, bytes);
 }
+
+double kv_bench_device_read(const void *from, size_t bytes)
+{
+	return chosen->read(from, bytes);
+}
+
+void kv_bench_device_ceilings(struct kv_bench_ceilings *ret)
+{
+	chosen->ceilings(ret);
+}

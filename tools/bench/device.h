@@ -10,7 +10,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum kv_device;
+
+/* Bytes a second, but where it says otherwise; 0: not measured here. */
+struct kv_bench_ceilings {
+	double read, write;
+	double copy;   /* read and written */
+	double gather; /* runs of 16 KiB in random order */
+	double empty;  /* seconds of a small kernel in a graph of 64 that depend on each other */
+	double matmul; /* FLOP a second: bf16, 8192 x 8192 x 8192 */
+};
 
 /* What a device does; the calls below go to the chosen one's. */
 struct kv_bench_device {
@@ -25,6 +33,8 @@ struct kv_bench_device {
 	int (*time)(int (*call)(void *arg, int i, void *stream), void *arg, int n,
 		    double *ret_seconds);
 	double (*copy)(void *to, const void *from, size_t bytes);
+	double (*read)(const void *from, size_t bytes);
+	void (*ceilings)(struct kv_bench_ceilings *ret);
 };
 
 /* Of this build, the default first; ends with NULL. */
@@ -53,5 +63,10 @@ int kv_bench_device_time(int (*call)(void *arg, int i, void *stream), void *arg,
 
 /* kv_bench_device_copy() - bytes read and written a second by the device's copy */
 double kv_bench_device_copy(void *to, const void *from, size_t bytes);
+
+/* kv_bench_device_read() - bytes a second of a plain read */
+double kv_bench_device_read(const void *from, size_t bytes);
+
+void kv_bench_device_ceilings(struct kv_bench_ceilings *ret);
 
 #endif

@@ -5,9 +5,11 @@
 
 #include "tools/bench/bench.h"
 #include "tools/bench/device.h"
+#include "tools/bench/device_ceilings.h"
 
 #define ROUNDS	    15
 #define COPY_ROUNDS 9
+#define CEILING_BYTES ((size_t)1 << 30)
 
 static void check(cudaError_t e, const char *what)
 {
@@ -135,6 +137,17 @@ static double device_copy(void *to, const void *from, size_t bytes)
 	return 2 * (double)bytes / kv_bench_median(seconds, COPY_ROUNDS);
 }
 
+static void device_ceilings(struct kv_bench_ceilings *ret)
+{
+	void *from = device_alloc(CEILING_BYTES), *to = device_alloc(CEILING_BYTES);
+
+	check(cudaMemset(from, 1, CEILING_BYTES), "cudaMemset");
+	ret->copy = device_copy(to, from, CEILING_BYTES);
+	kv_bench_cuda_ceilings(to, from, CEILING_BYTES, ret);
+	device_free(from);
+	device_free(to);
+}
+
 const struct kv_bench_device kv_bench_cuda = {
 	.name = "cuda",
 	.device = KV_DEVICE_CUDA,
@@ -146,4 +159,6 @@ const struct kv_bench_device kv_bench_cuda = {
 	.tile = device_tile,
 	.time = device_time,
 	.copy = device_copy,
+	.read = kv_bench_cuda_read,
+	.ceilings = device_ceilings,
 };

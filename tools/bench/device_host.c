@@ -6,7 +6,8 @@
 #include "tools/bench/bench.h"
 #include "tools/bench/device.h"
 
-#define ROUNDS 3
+#define ROUNDS	      3
+#define CEILING_BYTES ((size_t)64 << 20)
 
 static bool device_present(char *ret_name, size_t bytes)
 {
@@ -81,6 +82,37 @@ static double device_copy(void *to, const void *from, size_t bytes)
 	return 2 * (double)bytes / kv_bench_median(seconds, ROUNDS);
 }
 
+static double device_read(const void *from, size_t bytes)
+{
+	const uint64_t *words = from;
+	volatile uint64_t sink;
+	double seconds[ROUNDS];
+
+	for (int round = 0; round < ROUNDS; round++) {
+		int64_t start = kv_bench_now();
+		uint64_t x[4] = {0};
+
+		for (size_t i = 0; i + 4 <= bytes / 8; i += 4)
+			for (int j = 0; j < 4; j++)
+				x[j] ^= words[i + (size_t)j];
+		sink = x[0] ^ x[1] ^ x[2] ^ x[3];
+		seconds[round] = (double)(kv_bench_now() - start + 1) / 1e9;
+	}
+	(void)sink;
+	return (double)bytes / kv_bench_median(seconds, ROUNDS);
+}
+
+static void device_ceilings(struct kv_bench_ceilings *ret)
+{
+	void *from = device_alloc(CEILING_BYTES), *to = device_alloc(CEILING_BYTES);
+
+	memset(to, 1, CEILING_BYTES);
+	ret->read = device_read(from, CEILING_BYTES);
+	ret->copy = device_copy(to, from, CEILING_BYTES);
+	device_free(from);
+	device_free(to);
+}
+
 const struct kv_bench_device kv_bench_host = {
 	.name = "host",
 	.device = KV_DEVICE_HOST,
@@ -92,4 +124,6 @@ const struct kv_bench_device kv_bench_host = {
 	.tile = device_tile,
 	.time = device_time,
 	.copy = device_copy,
+	.read = device_read,
+	.ceilings = device_ceilings,
 };

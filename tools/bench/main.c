@@ -34,11 +34,13 @@ static const struct benchmark {
 	{"crowd", "--engines N", false, "N clients take, refill and idle together", kv_bench_crowd},
 	{"replay", "FILE --engines N --capacity BLOCKS", true,
 	 "N clients replay a trace of requests as fast as they can", kv_bench_replay},
-	{"attention", "", false, "decode over paged blocks, checked, beside a copy",
+	{"attention", "", false, "decode and prefill over blocks, checked, beside a plain read",
 	 kv_bench_attention},
 	{"write", "", false, "K and V at their slots, checked, beside a copy", kv_bench_write},
 	{"merge", "", false, "four parts of attention into one, checked, beside a copy",
 	 kv_bench_merge},
+	{"metadata", "", false, "what a step's kernels read, of 1 to 1024 decoding sequences",
+	 kv_bench_metadata},
 	{"gdn", "", false, "gated delta net on state rows: steps and prompts, beside a copy",
 	 kv_bench_gdn},
 	{"mla", "", false, "decode over latents and their write, checked, beside a copy", kv_bench_mla},
@@ -57,10 +59,18 @@ static const struct option options[] = {
 	{"dtype", required_argument, NULL, 'k'},
 	{"layout", required_argument, NULL, 'k'},
 	{"ragged", required_argument, NULL, 'k'},
+	{"point", required_argument, NULL, 'k'},
+	{"query", required_argument, NULL, 'k'},
+	{"window", required_argument, NULL, 'k'},
+	{"softcap", required_argument, NULL, 'k'},
+	{"pool", required_argument, NULL, 'k'},
+	{"layers", required_argument, NULL, 'k'},
+	{"peers", required_argument, NULL, 'k'},
+	{"backend", required_argument, NULL, 'k'},
 	{"device", required_argument, NULL, 'd'},
-	{"batch", required_argument, NULL, 'B'},
-	{"context", required_argument, NULL, 'C'},
-	{"page", required_argument, NULL, 'P'},
+	{"batch", required_argument, NULL, 'k'},
+	{"context", required_argument, NULL, 'k'},
+	{"page", required_argument, NULL, 'k'},
 	{"help", no_argument, NULL, 'h'},
 	{"version", no_argument, NULL, 'V'},
 	{NULL},
@@ -73,13 +83,23 @@ static const char options_help[] =
 	"  -j, --json             one object on one line, with exact numbers\n"
 	"      --engines N        replay, crowd: client processes (default 1)\n"
 	"      --capacity BLOCKS  replay: size of the pool, in blocks of 512 tokens\n"
-	"      --shape Q/K/D      attention, write, merge: heads, KV heads, head size\n"
-	"      --batch N          the same: sequences (write: tokens)\n"
-	"      --context N        attention: tokens of each\n"
-	"      --page N           tokens of a block (default 16)\n"
-	"      --dtype TYPE       of the cache: f32, f16, bf16 (default), e4m3, e5m2\n"
-	"      --layout NAME      nhd (default) or hnd\n"
-	"      --ragged FILE      attention: a length a line, in place of --context\n"
+	"Of attention, write, merge; of those marked * several, with commas between: all of them.\n"
+	"      --shape Q/K/D *    heads, KV heads, head size\n"
+	"      --batch N *        sequences (write: tokens)\n"
+	"      --query N *        new tokens of each (default 1)\n"
+	"      --context N *      tokens of each, the new ones included\n"
+	"      --point BxQxN *    the three at once, in place of them\n"
+	"      --page N *         tokens of a block (default 16)\n"
+	"      --dtype TYPE *     of the cache: f32, f16, bf16 (default), e4m3, e5m2\n"
+	"      --layout NAME *    nhd (default), hnd, nhd-flat, hnd-flat\n"
+	"      --ragged FILE      lengths, one a line or of a trace, or random; beside equal ones\n"
+	"      --window N         keys that a query sees\n"
+	"      --softcap C        of scores\n"
+	"      --pool GIB         the blocks lie all over so much memory,\n"
+	"      --layers N         of so many layers\n"
+	"      --backend NAME     this one or none\n"
+	"      --peers FILE       lines 'Q/K/D CONTEXT BATCH TYPE US NAME' of other kernels\n"
+	"Of all kernels:\n"
 	"      --device NAME      of kernels: cuda, where the build has it, or host\n"
 	"  -h, --help             this text\n"
 	"  -V, --version          version of kvbench\n"
@@ -125,16 +145,6 @@ static int parse_options(struct kv_bench *b, int argc, char **argv, int *ret_let
 		switch (letter) {
 		case 'k':
 			status = kv_bench_kernel_option(b, options[which].name, optarg);
-			break;
-		case 'B':
-			status = parse_count(b, "--batch", optarg, 1 << 20, &b->kernel.batch);
-			break;
-		case 'C':
-			status = parse_count(b, "--context", optarg, 1 << 22, &b->kernel.context);
-			break;
-		case 'P':
-			status = parse_count(b, "--page", optarg, KV_MAX_BLOCK_TOKENS,
-					     &b->kernel.page);
 			break;
 		case 'd':
 			if (!kv_bench_device_choose(optarg))
