@@ -10,7 +10,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-
 /* Bytes a second, but where it says otherwise; 0: not measured here. */
 struct kv_bench_ceilings {
 	double read, write;

@@ -26,7 +26,7 @@ static void check(cudaError_t e, const char *what)
 	exit(1);
 }
 
-static __device__ uint32_t sink;
+__device__ uint32_t kv_bench_sink;
 
 /* Eight loads of 16 bytes of a thread in flight; run i of 16 KiB lies at turn(i). */
 template <bool GATHER>
@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(512) read_all(const uint4 *from, int64_
 			x ^= u[j].x ^ u[j].y ^ u[j].z ^ u[j].w;
 	}
 	if (x == 0x12345678)
-		sink = x;
+		kv_bench_sink = x;
 }
 
 static __global__ void write_all(uint4 *to, int64_t n)
