@@ -4,10 +4,40 @@
  * has the bytes copies them; then each block changes over by itself, if nobody holds it and it is still
  * the one that was copied. The order of stores is that of include/internal/shm.h and alloc/saved.h.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "alloc/pool_parts.h"
 #include "include/internal/killpoint.h"
+
+/*
+ * What a move touches lies anywhere: so many moves ahead the memory of blocks is asked for, and half as
+ * many ahead what their books name.
+ */
+#define AHEAD 8u
+
+static void prefetch(const struct kv_books *b, int32_t id)
+{
+	const char *book = (const char *)&b->books[id];
+
+	__builtin_prefetch(book, 1);
+	__builtin_prefetch(book + sizeof(struct kv_book) - 1, 1);
+	__builtin_prefetch(&b->descriptors[id], 1);
+}
+
+/* Blocks that are looked at soon: the next extent of a list, as far as it is one of few. */
+static void prefetch_extent(const struct kv_books *b, int32_t i)
+{
+	int32_t first, end;
+
+	if (i < 0)
+		return;
+	kv_space_blocks(&b->space, (uint32_t)i, &first, &end);
+	for (int32_t id = first; id < end && id < first + (int32_t)AHEAD; id++) {
+		__builtin_prefetch(&b->books[id].life);
+		__builtin_prefetch(&b->descriptors[id]);
+	}
+}
 
 static bool may_move(const struct kv_books *b, int32_t id)
 {
@@ -28,6 +58,9 @@ static int64_t movable(const struct kv_books *b, uint32_t i, uint32_t most)
 
 	kv_space_blocks(&b->space, i, &first, &end);
 	for (int32_t id = first; id < end; id++) {
+		/* Picked for another, and its book doesn't say so yet. */
+		if (b->books[id].state == KV_BLOCK_FREE && !kv_space_is_free(&b->space, id))
+			return -1;
 		if (!is_in_use(b, id))
 			continue;
 		if (!may_move(b, id) || ++n > most)
@@ -36,11 +69,10 @@ static int64_t movable(const struct kv_books *b, uint32_t i, uint32_t most)
 	return n;
 }
 
-/* A free block is taken for the content of @from. Until the end its book says which that was. */
+/* A free block, which is picked, is taken for the content of @from: its book says which that was. */
 static void begin(struct kv_books *b, int32_t from, int32_t to)
 {
 	b->books[to].serial = b->books[from].serial;
-	kv_space_use(&b->space, to);
 	kv_books_set_state(b, to, KV_BLOCK_MOVING, 0);
 	b->n_free--;
 	b->n_moving++;
@@ -73,23 +105,23 @@ static int64_t plan_extent(struct kv_books *b, uint32_t i, int class, struct kv_
 		to = kv_space_pick_above(&b->space, class);
 		if (to < 0)
 			break;
-		begin(b, id, to);
+		kv_space_use(&b->space, to);
 		moves[n++] = (struct kv_books_move){ id, to };
 	}
 	if (n == need)
 		return n;
 	while (n)
-		undo(b, moves[--n].to);
+		kv_space_release(&b->space, moves[--n].to);
 	b->space.extents[i].leaving = false;
 	return -1;
 }
 
-uint32_t kv_books_move_plan(struct kv_books *b, uint32_t n_extents, struct kv_books_move *moves,
-			    uint32_t most, uint32_t *ret_extents)
+/* From where to where, as far as it is known without the books of the blocks that are moved to. */
+static uint32_t choose(struct kv_books *b, uint32_t n_extents, struct kv_books_move *moves,
+		       uint32_t most, uint32_t *ret_extents)
 {
 	uint32_t n = 0;
 
-	*ret_extents = 0;
 	/* From the emptiest on; into extents that are at least as full. */
 	for (int c = KV_SPACE_PART; c < KV_SPACE_CLASSES && *ret_extents < n_extents; c++) {
 		int32_t next;
@@ -98,6 +130,7 @@ uint32_t kv_books_move_plan(struct kv_books *b, uint32_t n_extents, struct kv_bo
 			int64_t got = 0;
 
 			next = b->space.extents[i].next;
+			prefetch_extent(b, next);
 			if (!b->space.extents[i].leaving)
 				got = plan_extent(b, (uint32_t)i, c - 1, moves + n, most - n);
 			/* Fuller ones have more that must move, and less room to move to. */
@@ -111,6 +144,25 @@ uint32_t kv_books_move_plan(struct kv_books *b, uint32_t n_extents, struct kv_bo
 			if (got && next == i)
 				next = b->space.extents[i].next;
 		}
+	}
+	return n;
+}
+
+uint32_t kv_books_move_plan(struct kv_books *b, uint32_t n_extents, struct kv_books_move *moves,
+			    uint32_t most, uint32_t *ret_extents)
+{
+	uint32_t n;
+
+	*ret_extents = 0;
+	if (!b->renamed)
+		b->renamed = calloc(b->head->id_limit / 64 + 1, sizeof(*b->renamed));
+	if (!b->renamed)
+		return 0;
+	n = choose(b, n_extents, moves, most, ret_extents);
+	for (uint32_t i = 0; i < n; i++) {
+		if (i + AHEAD < n)
+			prefetch(b, moves[i + AHEAD].to);
+		begin(b, moves[i].from, moves[i].to);
 	}
 	return n;
 }
@@ -180,16 +232,41 @@ static bool change_over(struct kv_books *b, int32_t from, int32_t to)
 	return true;
 }
 
-/* The eviction order names blocks by where they were: one look at it for all that have moved. */
+/*
+ * The eviction order names blocks by where they were: one look at it for all that have moved. Who has is
+ * a bit, and stands where it is now in the book of where it was.
+ */
 static void rename_in_order(struct kv_books *b)
 {
 	for (uint32_t i = 0; i < b->lru.n; i++) {
-		struct kv_book *book = &b->books[b->lru.items[i].id];
+		uint32_t id = (uint32_t)b->lru.items[i].id;
+		uint64_t bit = (uint64_t)1 << id % 64;
 
-		if (book->renamed) {
-			book->renamed = false;
-			b->lru.items[i].id = book->parent;
+		if (b->renamed[id / 64] & bit) {
+			b->renamed[id / 64] &= ~bit;
+			b->lru.items[i].id = b->books[id].parent;
 		}
+	}
+}
+
+/* First what a move touches of both blocks, then what their books name. */
+static void prefetch_move(const struct kv_books *b, const struct kv_books_move *moves, uint32_t n,
+			  uint32_t i)
+{
+	if (i + AHEAD < n) {
+		const struct kv_books_move *m = &moves[i + AHEAD];
+
+		prefetch(b, m->from);
+		prefetch(b, m->to);
+		__builtin_prefetch(kv_shm_tokens(b->shared, b->head, m->from));
+		__builtin_prefetch(kv_shm_tokens(b->shared, b->head, m->to), 1);
+	}
+	if (i + AHEAD / 2 < n) {
+		const struct kv_book *book = &b->books[moves[i + AHEAD / 2].from];
+
+		kv_prefix_prefetch(&b->prefix, book->key);
+		if (book->parent >= 0)
+			__builtin_prefetch(&b->books[book->parent], 1);
 	}
 }
 
@@ -202,6 +279,7 @@ uint32_t kv_books_move_end(struct kv_books *b, const struct kv_books_move *moves
 	for (uint32_t i = 0; i < n; i++) {
 		int32_t from = moves[i].from, to = moves[i].to;
 
+		prefetch_move(b, moves, n, i);
 		for (uint32_t e = kv_space_first(&b->space, from);
 		     e <= kv_space_last(&b->space, from); e++)
 			b->space.extents[e].leaving = false;
@@ -212,7 +290,8 @@ uint32_t kv_books_move_end(struct kv_books *b, const struct kv_books_move *moves
 		done++;
 		if (b->books[to].in_lru) {
 			b->books[from].parent = to;
-			b->books[from].renamed = renamed = true;
+			b->renamed[(uint32_t)from / 64] |= (uint64_t)1 << (uint32_t)from % 64;
+			renamed = true;
 		}
 	}
 	if (renamed)

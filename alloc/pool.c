@@ -61,6 +61,7 @@ void kv_books_deinit(struct kv_books *b)
 	free(b->lru.items);
 	free(b->victims);
 	free(b->stale_ids);
+	free(b->renamed);
 	kv_ghosts_deinit(&b->ghosts);
 	memset(b, 0, sizeof(*b));
 }

@@ -50,7 +50,6 @@ struct kv_book {
 	bool in_lru;
 	bool went_on;	 /* CACHED: a block was cached behind it at some time */
 	bool stale;	 /* CACHED: of an epoch that is over */
-	bool renamed;	 /* in move.c: it stands in the eviction order, and is `parent` now */
 	uint16_t n_uses; /* CACHED: after the first; 65535 and more are one */
 	uint32_t depth;	 /* CACHED: blocks before it in its chain */
 	uint64_t last;	 /* CACHED: kv_books::now when it was last published or found */
@@ -90,6 +89,7 @@ struct kv_books {
 	uint64_t epoch;
 	int32_t *stale_ids; /* [n_stale] that were held when their epoch ended, and are not gone */
 	uint32_t n_stale;
+	uint64_t *renamed; /* move.c: bits of ids in the eviction order that are books[id].parent now */
 	const struct kv_policy *policy; /* "lru" until it is set */
 	struct kv_ghosts ghosts;
 	uint64_t now;	     /* counts uses of blocks */

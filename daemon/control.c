@@ -142,6 +142,7 @@ static void one_pool(const struct kv_pool *pool, struct kv_pool_stats *s)
 	s->fragmented_bytes = (b->n_free - kv_space_n_free_spare(&b->space)) * pool->block_bytes;
 	s->compacting = pool->compact_extents > 0;
 	s->compacted_bytes_total = pool->compacted_bytes;
+	s->compacting_ns_total = pool->compact_ns;
 	s->recalled_total = pool->n_recalled;
 }
 

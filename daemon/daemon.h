@@ -149,6 +149,8 @@ struct kv_pool {
 	uint32_t compact_extents; /* an operator asked for so many to run empty; 0: it is over */
 	uint64_t compact_rate;	  /* bytes a second, 0: as fast as it goes */
 	uint64_t compacted_bytes;
+	int64_t compact_since;	  /* kv_now() when the operator asked */
+	uint64_t compact_ns;	  /* that what operators asked for took, when it was over */
 	bool has_former_moves; /* MOVING blocks that a dead worker's mover may still write to */
 	uint64_t exhausted_in; /* the round in which it had nothing more to give */
 	bool must_press;	/* the last request found no room, not even by calling leases back, */

@@ -38,6 +38,8 @@
 #define MOST_RUNS 256u
 #define RESTART_DELAY (200 * KV_MSEC)
 #define MOST_DOUBLINGS 6u /* of the delay, while nothing succeeds */
+/* One is copied, one waits in its socket. */
+#define COPIES 2u
 /* A mover that says nothing for so long is taken for dead. */
 #define JOB_WAIT (30 * KV_SEC)
 /* How often it is said that one that was killed has not ended. */
@@ -56,10 +58,10 @@ struct kv_mover {
 	uint32_t n_sent;  /* descriptors of the arena that it has been sent */
 	int64_t pause;	  /* before another is started */
 	int64_t ended_ns; /* when it was killed */
-	uint64_t number;	/* of the job under way */
+	uint64_t number;	/* of the job that was given last */
 	uint32_t n_runs;	/* of extents that are being zeroed */
 	int32_t runs[MOST_RUNS][2]; /* first, and how many */
-	bool copying;		/* a batch of compact.c */
+	uint32_t n_copies;	/* batches of compact.c that it has been given */
 	bool renewing;		/* isolate.c: that extent gets new memory */
 	uint64_t scrubbed;
 	uint32_t n_failures; /* since a job succeeded, or nothing was wrong but its death */
@@ -184,10 +186,8 @@ static void ended(struct kv_mover *m)
 					(uint32_t)m->runs[i][1]);
 	m->n_runs = 0;
 	m->renewing = false;
-	if (m->copying) {
-		m->copying = false;
+	for (; m->n_copies; m->n_copies--)
 		kv_compact_done(m->daemon, m->gpu, false);
-	}
 	if (m->is_former)
 		kv_compact_former_ended(m->daemon);
 	kv_timer_set(m->timer, m->pause);
@@ -211,7 +211,7 @@ static void failed(struct kv_mover *m, const char *why)
 
 	kv_log(KV_LOG_WARN, "mover of device %u (pid %d): %s; another is started", m->gpu, m->pid, why);
 	/* One that was killed while it had nothing to do says nothing of the device. */
-	m->n_failures += !m->ready || m->n_runs;
+	m->n_failures += !m->ready || m->n_runs || m->n_copies;
 	snprintf(m->error, sizeof(m->error), "%s", why);
 	m->pause = RESTART_DELAY << doublings;
 	kill_it(m);
@@ -272,7 +272,7 @@ static void give_copy(struct kv_mover *m, const struct kv_mover_copy *copy)
 
 	memcpy(&message, copy, size);
 	message.job.number = ++m->number;
-	m->copying = true;
+	m->n_copies++;
 	r = kv_socket_send(m->fd, &message, size, NULL, 0, 1);
 	if (r < 0)
 		failed(m, strerror(-r));
@@ -318,13 +318,13 @@ static void give_job(struct kv_mover *m)
 	uint32_t more;
 	int r;
 
-	if (!m->ready || m->n_runs || m->copying)
+	if (!m->ready || m->n_runs || m->n_copies == COPIES)
 		return;
 	copy = kv_compact_job(m->daemon, m->gpu);
-	if (copy) {
+	if (copy)
 		give_copy(m, copy);
+	if (m->n_copies)
 		return;
-	}
 	if (m->daemon->isolation)
 		gather_isolated(m);
 	else
@@ -363,6 +363,14 @@ static void cleaned(struct kv_mover *m)
 	m->error[0] = 0;
 }
 
+/* Jobs are done in the order in which they were given. */
+static bool is_next(const struct kv_mover *m, uint64_t number)
+{
+	uint32_t under_way = m->n_copies + (m->n_runs > 0);
+
+	return under_way && number == m->number + 1 - under_way;
+}
+
 static void on_answer(struct kv_mover *m)
 {
 	struct kv_daemon *d = m->daemon;
@@ -372,7 +380,7 @@ static void on_answer(struct kv_mover *m)
 
 	if (n == -EAGAIN)
 		return;
-	if (n != sizeof(job) || (m->ready && ((!m->n_runs && !m->copying) || job.number != m->number))) {
+	if (n != sizeof(job) || (m->ready && !is_next(m, job.number))) {
 		failed(m, n == 0 ? "it ended" : "an answer that makes no sense");
 		return;
 	}
@@ -392,8 +400,9 @@ static void on_answer(struct kv_mover *m)
 	kv_timer_set(m->timer, -1);
 	if (!m->ready) {
 		m->ready = true;
-	} else if (m->copying) {
-		m->copying = false;
+	} else if (m->n_copies) {
+		if (--m->n_copies)
+			kv_timer_set(m->timer, JOB_WAIT);
 		kv_compact_done(d, m->gpu, true);
 	} else {
 		if (m->renewing)

@@ -11,6 +11,7 @@
 
 #define THREADS 256
 #define SHARES	8
+#define UNROLL	4
 #define PAIRS	256 /* of a launch: 2 KiB of 4 KiB of parameters */
 #define VIEWS	12  /* of a launch */
 
@@ -31,6 +32,27 @@ struct copy_params {
 	kv_block_id pairs[PAIRS][2];
 };
 
+/* A dense block: several loads are under way before the first store waits for its own. */
+template <typename Unit>
+__device__ static void copy_dense(const Unit *source, Unit *target, int64_t n)
+{
+	constexpr int64_t step = SHARES * THREADS;
+	int64_t i = (int64_t)blockIdx.z * THREADS + threadIdx.x;
+
+	for (; i + (UNROLL - 1) * step < n; i += UNROLL * step) {
+		Unit part[UNROLL];
+
+#pragma unroll
+		for (int k = 0; k < UNROLL; k++)
+			part[k] = source[i + k * step];
+#pragma unroll
+		for (int k = 0; k < UNROLL; k++)
+			target[i + k * step] = part[k];
+	}
+	for (; i < n; i += step)
+		target[i] = source[i];
+}
+
 template <typename Unit>
 __device__ static void copy_block(const struct copy_view &view, int64_t from, int64_t to)
 {
@@ -38,6 +60,10 @@ __device__ static void copy_block(const struct copy_view &view, int64_t from, in
 	char *target = view.base + to * view.block_stride;
 	int64_t n = view.row_units * view.n_rows;
 
+	if (view.n_rows == 1) {
+		copy_dense((const Unit *)source, (Unit *)target, n);
+		return;
+	}
 	for (int64_t i = (int64_t)blockIdx.z * THREADS + threadIdx.x; i < n;
 	     i += SHARES * THREADS) {
 		int64_t row = i / view.row_units;

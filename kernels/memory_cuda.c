@@ -360,7 +360,7 @@ static void detach(struct kv_memory *memory)
  * Work on bytes
  */
 
-/* The driver's own wait has no deadline. Polls: hard for 50 us, then more and more rarely. */
+/* The driver's own wait has no deadline. Polls: hard for a millisecond, then more and more rarely. */
 static int wait_stream(const struct attachment *own)
 {
 	struct timespec pause = {.tv_nsec = 0};
@@ -373,7 +373,7 @@ static int wait_stream(const struct attachment *own)
 		if (waited > KV_MEMORY_WAIT)
 			return kv_error(-ETIMEDOUT, "GPU work was not done after %d s",
 					(int)(KV_MEMORY_WAIT / KV_SEC));
-		if (waited < 50000)
+		if (waited < KV_MSEC)
 			continue;
 		pause.tv_nsec = waited / 8 < 200000 ? waited / 8 : 200000;
 		nanosleep(&pause, NULL);

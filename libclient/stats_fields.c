@@ -123,6 +123,7 @@ static const struct kv_stat_field pool_fields[] = {
 	P(compacted_bytes_total, "bytes", "moved by compaction"),
 	P(recalled_total, "blocks", "idle leases called back"),
 	P(limits_revision, "", "counts changes of min, max and weight"),
+	P(compacting_ns_total, "ns", "that kvctl pool compact was at work"),
 	{ NULL },
 };
 

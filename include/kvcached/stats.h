@@ -103,6 +103,7 @@ struct kv_pool_stats {
 	uint64_t compacted_bytes_total;
 	uint64_t recalled_total; /* idle leases called back from sessions, blocks */
 	uint64_t limits_revision; /* one more with each change of min_bytes, max_bytes, weight */
+	uint64_t compacting_ns_total; /* how long operators' compactions took that are over */
 };
 
 struct kv_session_stats {
