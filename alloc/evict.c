@@ -176,6 +176,13 @@ static void refresh(struct kv_books *b)
 	kv_heap_order(&b->lru);
 	b->unscored = false;
 	b->refresh_in = b->lru.n / 16 + 16;
+	b->refreshed_at = b->now;
+}
+
+/* While no block is used no score changes: who evicts many at once needs them once. */
+static bool is_faded(const struct kv_books *b)
+{
+	return b->policy->fades && !b->refresh_in && b->refreshed_at != b->now;
 }
 
 /* Brings a block to the top of the heap whose score is right, and that ends its chain. */
@@ -185,7 +192,7 @@ static bool settle_top(struct kv_books *b)
 		struct kv_heap_item top;
 		uint64_t score;
 
-		if (b->unscored || (b->policy->fades && !b->refresh_in))
+		if (b->unscored || is_faded(b))
 			refresh(b);
 		top = b->lru.items[0];
 		if (b->books[top.id].n_children) {

@@ -156,17 +156,23 @@ void kv_books_remove(struct kv_books *b, int32_t first, int32_t n)
 	}
 }
 
+void kv_books_prefetch(const struct kv_books *b, uint32_t id)
+{
+	if (id >= b->head->id_limit)
+		return;
+	__builtin_prefetch(&b->books[id].life, 1);
+	__builtin_prefetch(&b->descriptors[id], 1);
+}
+
 void kv_books_give_extent(struct kv_books *b, uint32_t i)
 {
-	int32_t first, end;
+	int32_t first, end, later = (int32_t)i;
 
-	int32_t next = b->space.extents[i].next;
-
-	/* Extents go one after the other: the next one's memory is on its way while this one goes. */
-	if (next >= 0 && b->space.extents[next].first < b->head->id_limit) {
-		__builtin_prefetch(&b->books[b->space.extents[next].first], 1);
-		__builtin_prefetch(&b->descriptors[b->space.extents[next].first], 1);
-	}
+	/* Extents go one after the other: a later one's memory is on its way while this one goes. */
+	for (int k = 0; k < 4 && later >= 0; k++)
+		later = b->space.extents[later].next;
+	if (later >= 0)
+		kv_books_prefetch(b, b->space.extents[later].first);
 	kv_space_blocks(&b->space, i, &first, &end);
 	kv_books_remove(b, first, end - first);
 	kv_space_own(&b->space, i, false);

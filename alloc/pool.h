@@ -97,6 +97,7 @@ struct kv_books {
 	uint64_t census_ghost;
 	int32_t census_id; /* where the next one goes on */
 	uint32_t refresh_in; /* evictions */
+	uint64_t refreshed_at; /* kv_books::now */
 	bool unscored;	     /* after a rebuild: no score in the heap is worked out yet */
 	uint32_t n_total, n_free, n_leased, n_cached, n_quarantined, n_moving;
 	uint32_t n_leased_by[KV_MAX_SESSIONS]; /* LEASED and TWIN, by slot */
@@ -237,6 +238,9 @@ void kv_books_quarantine(struct kv_books *b, uint32_t slot);
 
 /* kv_books_forget() - @slot's session is over and quiet: free its leases, clear its holder bits */
 void kv_books_forget(struct kv_books *b, uint32_t slot);
+
+/* kv_books_prefetch() - block @id, if there is one, is about to change */
+void kv_books_prefetch(const struct kv_books *b, uint32_t id);
 
 /* kv_books_give_extent() - extent @i, which no block in use touches, leaves: its blocks are absent */
 void kv_books_give_extent(struct kv_books *b, uint32_t i);

@@ -50,16 +50,12 @@ static uint32_t promised_to_others(const struct kv_pool *pool)
 
 static bool covered(const struct kv_pool *pool, int32_t id)
 {
-	const struct kv_extents *e = &pool->daemon->extents;
-	uint64_t first = (uint64_t)id * pool->block_bytes / e->bytes;
-	uint64_t last = ((uint64_t)(id + 1) * pool->block_bytes - 1) / e->bytes;
-	uint32_t gpu = (uint32_t)__builtin_ctz(pool->gpu_mask);
+	const struct kv_space *space = &pool->books.space;
+	uint32_t i = kv_space_first(space, id), last = kv_space_last(space, id);
 
-	for (uint64_t i = first; i <= last; i++) {
-		if (!kv_extents_owned(e, gpu, (uint32_t)i, (uint32_t)pool->id))
-			return false;
-	}
-	return true;
+	while (i <= last && space->extents[i].owned)
+		i++;
+	return i > last;
 }
 
 /* Blocks that lie wholly in extents of the pool, now that [first, first + n) has come. */
@@ -72,6 +68,7 @@ static int add_blocks(struct kv_pool *pool, uint32_t first, uint32_t n)
 	for (; id < end && id < pool->head->id_limit; id++) {
 		int r;
 
+		kv_books_prefetch(&pool->books, (uint32_t)id + 12);
 		if (!kv_books_is_absent(&pool->books, (int32_t)id) || !covered(pool, (int32_t)id))
 			continue;
 		if (pool->books.n_total == pool->max_blocks && (int32_t)id != pool->head->null_block)

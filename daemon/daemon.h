@@ -106,6 +106,7 @@ struct kv_daemon {
 	int64_t look_after;		  /* ns: how long until the queue is looked at without a reason */
 	struct kv_access *access; /* NULL: all may open all */
 	struct kv_isolation *isolation; /* isolate.c; NULL: clients map whole arenas */
+	int64_t recall_at; /* when idle leases that somebody waits for may be called back; past: none */
 	struct kv_compaction *compaction; /* compact.c; NULL until the first */
 	bool serving;
 	uint64_t giving_round;

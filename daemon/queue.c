@@ -43,6 +43,9 @@ static void look_later(struct kv_daemon *d)
 {
 	int64_t now = kv_now(), delay = d->look_after;
 
+	/* Nothing else is known that will come, and this is known to the microsecond. */
+	if (d->recall_at > now)
+		delay = d->recall_at - now;
 	for (struct kv_link *l = d->queue.next; l != &d->queue; l = l->next) {
 		int64_t left = waiter(l)->want_deadline - now;
 

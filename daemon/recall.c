@@ -16,7 +16,7 @@
 #include "include/internal/socket.h"
 
 /* Who was granted blocks so lately may be on the way to take them, and would have to ask again. */
-#define GRANT_GRACE (10 * KV_MSEC)
+#define GRANT_GRACE (2 * KV_MSEC)
 /* How long a session has to answer a notice, and how often notices are worked out. */
 #define PRESSURE_WAIT  KV_SEC
 #define PRESSURE_PAUSE (20 * KV_MSEC)
@@ -29,11 +29,17 @@ uint32_t kv_idle(const struct kv_session *s)
 	return n < leased ? n : leased;
 }
 
-static bool may_recall(const struct kv_session *s, int64_t now)
+static bool may_recall(struct kv_session *s, int64_t now)
 {
+	struct kv_daemon *d = s->pool->daemon;
 	bool over = s->pool->books.n_total - s->pool->books.n_free > s->pool->max_blocks;
+	int64_t from = s->granted_ns + GRANT_GRACE;
 
-	return s->peer->fd >= 0 && (over || now - s->granted_ns > GRANT_GRACE) && kv_idle(s);
+	if (s->peer->fd < 0 || !kv_idle(s))
+		return false;
+	if (!over && now < from && (d->recall_at < now || from < d->recall_at))
+		d->recall_at = from;
+	return over || now >= from;
 }
 
 static bool give(struct kv_session *s, int32_t id)
