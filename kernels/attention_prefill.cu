@@ -1,35 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The wgmma backend on the host: what it can run, and with which kernel. attention_prefill.cuh. */
 #include <climits>
-#include <dlfcn.h>
 
 #include "kernels/attention_prefill.h"
 #include "kernels/device/launch.cuh"
+#include "kernels/device/tensor_map.cuh"
 #include "kernels/view.h"
 
 #define COUNTER_BYTES 256 /* of the workspace; at its start, as those of split: 0 between calls */
 #define MAX_STRIDE    (1LL << 40)
 #define FEW_ROWS      64 /* q_len * group up to which split reads faster than this one calculates */
-
-typedef CUresult encode_tiled(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-			      const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-			      const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-			      CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* The driver's, which the runtime has loaded; NULL before 12.0. */
-static encode_tiled *find_encode(void)
-{
-	void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-
-	return library ? (encode_tiled *)dlsym(library, "cuTensorMapEncodeTiled") : NULL;
-}
-
-static encode_tiled *encode(void)
-{
-	static encode_tiled *const found = find_encode();
-
-	return found;
-}
 
 static int cuda_error(cudaError_t e)
 {
@@ -79,7 +59,7 @@ static int describe_whole(CUtensorMap *map, const struct kv_view *view, int run,
 				8 * (cuuint64_t)view->token_stride, (cuuint64_t)view->block_stride};
 	cuuint32_t box[] = {64, 8, (cuuint32_t)chunks, (cuuint32_t)run / 8, 1};
 	cuuint32_t steps[] = {1, 1, 1, 1, 1};
-	CUresult e = encode()(map,
+	CUresult e = kv_tensor_encode()(map,
 			      view->dtype == KV_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 						     : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
 			      5, view->base, sizes, strides, box, steps,
@@ -105,7 +85,7 @@ static int describe(CUtensorMap *map, const struct kv_view *view, int columns, i
 				(cuuint64_t)view->block_stride};
 	cuuint32_t box[] = {(cuuint32_t)(wide ? columns : 64), (cuuint32_t)run, 1, 1};
 	cuuint32_t steps[] = {1, 1, 1, 1};
-	CUresult e = encode()(map, type, 4, view->base, sizes, strides, box, steps,
+	CUresult e = kv_tensor_encode()(map, type, 4, view->base, sizes, strides, box, steps,
 			      CU_TENSOR_MAP_INTERLEAVE_NONE,
 			      wide ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
 			      CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -195,7 +175,7 @@ extern "C" void kv_attention_prefill_refuse(const struct kv_attention_args *args
 	if (((double)args->max_query_len * group + 256) * group > UINT32_MAX)
 		kv_refuse(refusals, KV_ATTN_SIZE, "max_query_len: %d given, too large",
 			  args->max_query_len);
-	if (!encode())
+	if (!kv_tensor_encode())
 		kv_refuse(refusals, KV_ATTN_DEVICE,
 			  "device: its driver is older than 12.0, which is needed");
 	if (!args->workspace || args->workspace_bytes < COUNTER_BYTES)

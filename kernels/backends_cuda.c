@@ -76,7 +76,7 @@ const struct kv_attn_backend kv_attn_mla = {
 	.device = KV_DEVICE_CUDA,
 	.caps = {.features = LATENT_FEATURES,
 		 .dtypes = 1u << KV_F16 | 1u << KV_BF16,
-		 .kv_dtypes = 1u,
+		 .kv_dtypes = 1u | 1u << KV_F8_E4M3 | 1u << KV_BYTES,
 		 .kinds = 1u << KV_KIND_DECODER,
 		 .head_dims = {576, 512},
 		 .block_tokens = {16},

@@ -38,6 +38,8 @@ int kv_index_write_cuda(const struct kv_index_write_args *args);
 int kv_index_score_wgmma(const struct kv_index_args *args);
 int kv_index_score_cuda(const struct kv_index_args *args);
 int kv_index_select_cuda(const struct kv_index_args *args);
+int kv_sparse_mla_wgmma(const struct kv_sparse_mla_args *args);
+size_t kv_sparse_mla_wgmma_workspace(const struct kv_sparse_mla_args *args);
 int kv_sparse_mla_cuda(const struct kv_sparse_mla_args *args);
 
 #ifdef __cplusplus

@@ -2,11 +2,13 @@
 /* The backends of a build with CUDA; dsa_backends_host.c is the other one of the pair. */
 #include "kernels/dsa.h"
 
-/* Codes multiplied by the matrix units of sm_90a. */
+/* By the matrix units of sm_90a. */
 static const struct kv_dsa_backend dsa_wgmma = {
 	.name = "wgmma",
 	.device = KV_DEVICE_CUDA,
 	.score = kv_index_score_wgmma,
+	.attend = kv_sparse_mla_wgmma,
+	.attend_workspace = kv_sparse_mla_wgmma_workspace,
 };
 
 /* Any sizes and types, on any device. */

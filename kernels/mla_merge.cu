@@ -258,7 +258,7 @@ static int multiprocessors(void)
 	return n;
 }
 
-static int groups_of(int n_chunks)
+int kv_mla_groups(int n_chunks)
 {
 	int n = multiprocessors() / n_chunks;
 
@@ -299,7 +299,7 @@ int kv_mla_describe(const struct kv_attention_args *args, int rows, struct kv_ml
 	p->latent = args->latent_dim;
 	p->rope = args->rope_dim;
 	p->rows = rows;
-	p->groups = args->workspace ? groups_of(n_chunks) : 1;
+	p->groups = args->workspace ? kv_mla_groups(n_chunks) : 1;
 	p->table_width = args->table_width;
 	p->causal = args->causal;
 	p->cp_size = args->cp_size;

@@ -24,6 +24,7 @@ struct kv_mla_params {
 	const int32_t *query_start_loc;
 	const int32_t *seq_lens;
 	const int32_t *block_table;
+	const int32_t *chosen; /* sparse: [n_seqs][top_k] slots, a request a token; else NULL */
 	float *sums; /* slots: [rows][latent] sums, [rows][2] largest score and sum of weights, padding */
 	struct kv_view k;
 	int64_t q_stride; /* elements from token to token */
@@ -39,6 +40,8 @@ struct kv_mla_params {
 	int32_t rope;
 	int32_t rows; /* of a chunk */
 	int32_t groups;
+	int32_t each; /* tiles of a run, or 0: as many as make the runs equal */
+	int32_t top_k;
 	int32_t table_width;
 	int32_t causal;
 	int32_t cp_size;
@@ -52,6 +55,7 @@ struct kv_mla_params {
 
 /* Host: all but the pointers of the workspace. */
 int kv_mla_describe(const struct kv_attention_args *args, int rows, struct kv_mla_params *ret);
+int kv_mla_groups(int n_chunks); /* thread blocks of each chunk that fill the device */
 size_t kv_mla_workspace(const struct kv_attention_args *args, int rows, int n_chunks);
 int kv_mla_merge(const struct kv_mla_params *p, int n_chunks, void *stream);
 
@@ -75,12 +79,20 @@ struct mla_part {
 	int hi;
 };
 
+/* Sparse: tiles of a request. */
+__device__ static int mla_chosen_tiles(const struct kv_mla_params &p)
+{
+	return (p.top_k + KV_MLA_KEYS - 1) / KV_MLA_KEYS;
+}
+
 /* The end of what token @i of the request sees: an index of this rank's keys. */
 __device__ static int mla_sees(const struct kv_mla_params &p, const struct mla_part &s, int i)
 {
 	int end = p.causal ? min(s.len, s.len - s.q_len + i + 1) : s.len;
 	int64_t most = (int64_t)p.table_width * p.k.block_tokens;
 
+	if (p.chosen)
+		return p.top_k;
 	end = max(min(end, p.key_end), 0);
 	return (int)min(kv_local_len(p.cp_size, p.cp_rank, p.cp_interleave, end), most);
 }
@@ -91,6 +103,16 @@ __device__ static void mla_load(const struct kv_mla_params &p, int b, int chunk,
 	int end;
 
 	s.b = b;
+	if (p.chosen) {
+		s = {};
+		s.b = s.start = b;
+		s.q_len = 1;
+		s.len = s.hi = p.top_k;
+		s.row0 = chunk * p.rows;
+		s.n_rows = min(p.n_heads - s.row0, p.rows);
+		s.n = mla_chosen_tiles(p);
+		return;
+	}
 	s.start = p.query_start_loc[b];
 	end = min(p.query_start_loc[b + 1], p.n_tokens);
 	s.len = p.seq_lens[b];
@@ -112,6 +134,10 @@ __device__ static int mla_total(const struct kv_mla_params &p, int chunk, int be
 	int lane = threadIdx.x % KV_WARP, all = 0, some = 0;
 	struct mla_part s;
 
+	if (p.chosen) {
+		*ret_before = before * mla_chosen_tiles(p);
+		return p.n_seqs * mla_chosen_tiles(p);
+	}
 	for (int b = lane; b < p.n_seqs; b += KV_WARP) {
 		mla_load(p, b, chunk, s);
 		all += s.n;
@@ -124,19 +150,32 @@ __device__ static int mla_total(const struct kv_mla_params &p, int chunk, int be
 /* Tiles of a run. */
 __device__ static int mla_each(const struct kv_mla_params &p, int total)
 {
-	return max((total + p.groups - 1) / p.groups, 1);
+	return p.each ? p.each : max((total + p.groups - 1) / p.groups, 1);
 }
 
 /* The part after @s; call it only if s.left > 0. */
 __device__ static void mla_next(const struct kv_mla_params &p, int chunk, struct mla_part &s)
 {
-	s.at += s.n;
+	int at = s.at + s.n, left = s.left;
+
 	do
 		mla_load(p, s.b + 1, chunk, s);
 	while (!s.n);
+	s.at = at;
 	s.t0 = 0;
-	s.t1 = min(s.n, s.left);
-	s.left -= s.t1;
+	s.t1 = min(s.n, left);
+	s.left = left - s.t1;
+}
+
+/* The part that begins a run of @tiles, at tile @key of the list; that of request @b at @at. */
+__device__ static void mla_first(const struct kv_mla_params &p, int b, int chunk, int key, int at,
+				 int tiles, struct mla_part &s)
+{
+	mla_load(p, b, chunk, s);
+	s.at = at;
+	s.t0 = key - at;
+	s.t1 = min(s.n, s.t0 + tiles);
+	s.left = tiles - (s.t1 - s.t0);
 }
 
 /* The first part of thread block @group, or false. Each warp finds it for itself. */
@@ -147,6 +186,17 @@ __device__ static bool mla_plan(const struct kv_mla_params &p, int group, int ch
 	int tiles = 0, to, key, at, total, run;
 	uint32_t finder;
 
+	if (p.chosen) {
+		total = mla_total(p, chunk, 0, &at);
+		run = mla_each(p, total);
+		key = group * run;
+		if (key >= total)
+			return false;
+		begin = key / mla_chosen_tiles(p);
+		at = begin * mla_chosen_tiles(p);
+		mla_first(p, begin, chunk, key, at, min(run, total - key), s);
+		return true;
+	}
 	for (int b = begin; b < end; b++) {
 		mla_load(p, b, chunk, s);
 		tiles += s.n;
@@ -175,12 +225,7 @@ __device__ static bool mla_plan(const struct kv_mla_params &p, int group, int ch
 	}
 	begin = __shfl_sync(KV_ALL_LANES, begin, __ffs(finder) - 1);
 	at = __shfl_sync(KV_ALL_LANES, at, __ffs(finder) - 1);
-	mla_load(p, begin, chunk, s);
-	s.at = at;
-	s.t0 = key - at;
-	s.left = min(run, total - key);
-	s.t1 = min(s.n, s.t0 + s.left);
-	s.left -= s.t1 - s.t0;
+	mla_first(p, begin, chunk, key, at, min(run, total - key), s);
 	return true;
 }
 

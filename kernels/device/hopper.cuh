@@ -50,6 +50,20 @@ __device__ static inline void kv_barrier_wait(uint32_t barrier, uint32_t parity)
 		     : "memory");
 }
 
+/* Whether the phase of this parity has ended. */
+__device__ static inline bool kv_barrier_ready(uint32_t barrier, uint32_t parity)
+{
+	uint32_t yes;
+
+	asm volatile("{ .reg .pred p;\n"
+		     "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+		     "selp.u32 %0, 1, 0, p; }"
+		     : "=r"(yes)
+		     : "r"(barrier), "r"(parity)
+		     : "memory");
+	return yes;
+}
+
 /* This thread's cp.async so far count as one arrival, once they are there. */
 __device__ static inline void kv_barrier_arrive_copies(uint32_t barrier)
 {
@@ -127,6 +141,12 @@ __device__ static inline uint64_t kv_wgmma_operand(uint32_t at, uint32_t lead, u
 {
 	return (uint64_t)1 << 62 | (uint64_t)(stride >> 4) << 32 | (uint64_t)(lead >> 4) << 16 |
 	       (uint64_t)((at & 0x3ffff) >> 4);
+}
+
+/* The operand that lies @bytes further on: one addition, where a new description takes four steps. */
+__device__ static inline uint64_t kv_wgmma_further(uint64_t operand, uint32_t bytes)
+{
+	return (operand & ~(uint64_t)UINT32_MAX) | ((uint32_t)operand + (bytes >> 4));
 }
 
 __device__ static inline void kv_wgmma_fence(void)

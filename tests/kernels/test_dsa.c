@@ -607,6 +607,11 @@ static const struct sparse_case sparse_cases[] = {
 	{9, 70, 512, 64, 64, 64, KV_BF16, KV_BYTES, 1, 5e-3},
 	{1, 8, 512, 64, 2048, 64, KV_BF16, KV_BF16, 0.01, 4e-3},
 	{40, 2, 512, 64, 190, 64, KV_BF16, KV_BF16, 0.5, 4e-3},
+	{150, 3, 512, 64, 129, 64, KV_BF16, KV_BF16, 0.3, 4e-3}, /* more than run at a time */
+	{70, 128, 512, 64, 65, 32, KV_BF16, KV_BF16, 0.1, 4e-3},
+	{3, 80, 512, 64, 300, 64, KV_BF16, KV_F8_E4M3, 0.4, 5e-3},
+	{2, 130, 512, 64, 200, 64, KV_F16, KV_BYTES, 0.2, 5e-3},
+	{70, 2, 512, 64, 256, 64, KV_F16, KV_F8_E4M3, 0, 5e-3},
 };
 
 static void check_attended(const struct sparse_case *c, const struct kv_sparse_mla_args *a,

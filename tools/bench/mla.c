@@ -47,7 +47,8 @@ static const struct bench_case {
 	{128, 1, 4096, KV_BF16, false},	 {128, 8, 4096, KV_BF16, false},
 	{128, 32, 4096, KV_BF16, false}, {128, 128, 4096, KV_BF16, false},
 	{128, 32, 16384, KV_BF16, false}, {16, 32, 4096, KV_F8_E4M3, false},
-	{16, 32, 4096, KV_BYTES, false}, {0, 1, 0, KV_BF16, true},
+	{16, 32, 4096, KV_BYTES, false}, {128, 128, 4096, KV_F8_E4M3, false},
+	{16, 128, 16384, KV_BYTES, false}, {128, 128, 4096, KV_BYTES, false}, {0, 1, 0, KV_BF16, true},
 	{0, 128, 0, KV_BF16, true},	 {0, 8192, 0, KV_BF16, false},
 	{0, 8192, 0, KV_F8_E4M3, false}, {0, 8192, 0, KV_BYTES, false},
 };
