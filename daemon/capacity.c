@@ -71,8 +71,10 @@ static int add_blocks(struct kv_pool *pool, uint32_t first, uint32_t n)
 		kv_books_prefetch(&pool->books, (uint32_t)id + 12);
 		if (!kv_books_is_absent(&pool->books, (int32_t)id) || !covered(pool, (int32_t)id))
 			continue;
-		if (pool->books.n_total == pool->max_blocks && (int32_t)id != pool->head->null_block)
+		if (pool->books.n_total == pool->max_blocks && (int32_t)id != pool->head->null_block) {
+			pool->left_out = true;
 			break;
+		}
 		r = kv_books_add(&pool->books, (int32_t)id);
 		if (r < 0)
 			return r;
@@ -164,6 +166,12 @@ static int grow(struct kv_pool *pool, uint32_t n, uint32_t spare)
 	uint32_t clean = kv_extents_usable(e, pool->gpu_mask, (uint32_t)pool->id);
 	uint32_t least = kv_capacity_extents(pool, pool->block_bytes), at = 0;
 
+	/* Its maximum was lower when they came: its own extents have blocks that it may use by now. */
+	if (pool->left_out && pool->books.n_total < pool->max_blocks) {
+		pool->left_out = false;
+		if (add_blocks(pool, 0, e->n[__builtin_ctz(pool->gpu_mask)]) < 0)
+			return -ENOMEM;
+	}
 	while (lacking(pool, n) && pool->books.n_total < pool->max_blocks) {
 		uint64_t bytes = lacking(pool, n) * pool->block_bytes + pool->block_bytes;
 		uint32_t first, got = kv_capacity_extents(pool, bytes < GROW_BYTES ? GROW_BYTES : bytes);

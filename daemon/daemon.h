@@ -153,6 +153,7 @@ struct kv_pool {
 	int64_t compact_since;	  /* kv_now() when the operator asked */
 	uint64_t compact_ns;	  /* that what operators asked for took, when it was over */
 	bool has_former_moves; /* MOVING blocks that a dead worker's mover may still write to */
+	bool left_out; /* blocks in its extents that its maximum, when they came, didn't allow */
 	uint64_t exhausted_in; /* the round in which it had nothing more to give */
 	bool must_press;	/* the last request found no room, not even by calling leases back, */
 	uint32_t wanted_blocks; /* and was for so many */

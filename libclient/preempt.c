@@ -27,11 +27,12 @@ KV_PUBLIC int kv_seq_preempt(struct kv_seq *seq, void *stream)
 	size_t len = seq->len;
 	int r = kv_seq_publish(seq, stream);
 
-	if (r < 0 || !len)
+	if (r < 0)
 		return r;
 	kv_seq_stamp(seq, 0, seq->n_submitted);
+	/* Without tokens it may have blocks all the same, and promises. */
 	r = kv_seq_empty(seq, stream);
-	if (!r)
+	if (!r && len)
 		seq->n_preempted = len;
 	return r;
 }
@@ -95,10 +96,11 @@ KV_PUBLIC int kv_gseq_preempt(struct kv_gseq *seq, void *stream)
 	size_t len = seq->len;
 	int r = kv_gseq_publish(seq, stream);
 
-	if (r < 0 || !len)
+	if (r < 0)
 		return r;
 	r = empty(seq, stream);
-	seq->n_preempted = len;
+	if (len)
+		seq->n_preempted = len;
 	return r;
 }
 

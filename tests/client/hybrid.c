@@ -4,16 +4,20 @@
 #include "tests/client/hybrid.h"
 
 const char *const model_names[3] = {"model.full", "model.window", "model.state"};
+uint32_t model_row_floats = 64;
+
+/* Beside each value stands which pool it is in: bytes of another pool that were not zeroed are noticed. */
+#define MARK 0x4d4f4400u
 
 struct kv_pool *open_pool(struct kv_client *client, const char *name, uint32_t block_tokens,
 				  uint32_t n_blocks)
 {
-	static const struct kv_component k = {
-		.role = KV_ROLE_K, .dtype = KV_F32, .n_heads = 1, .head_dim = 64, .scale = 1};
+	struct kv_component k = {.role = KV_ROLE_K, .dtype = KV_F32, .n_heads = 1,
+				 .head_dim = model_row_floats, .scale = 1};
 	struct kv_layout layout = {.kind = KV_LAYOUT_FLAT, .block_tokens = block_tokens,
 				   .n_components = 1, .components = &k};
 	KV_OPTIONS(kv_pool_options, what, .name = name, .layout = &layout, .mapped = 1,
-		   .max_bytes = n_blocks ? (uint64_t)(n_blocks + 1) * block_tokens * 256 : 0);
+		   .max_bytes = n_blocks ? (uint64_t)(n_blocks + 1) * block_tokens * model_row_floats * 4 : 0);
 	struct kv_pool *pool;
 
 	must(kv_pool_open(client, &what, &pool));
@@ -65,6 +69,14 @@ static uint32_t *row_at(const struct model *model, int32_t row)
 				    row * model->views[STATE_G].block_stride);
 }
 
+static void put(uint32_t *row, int g, uint32_t value)
+{
+	expect(row[1] == 0 || row[1] == MARK + (uint32_t)g, "%s: memory has bytes of another pool (%#x)",
+	       model_names[g], row[1]);
+	row[0] = value;
+	row[1] = MARK + (uint32_t)g;
+}
+
 uint64_t expected_output(const int32_t *tokens, size_t n)
 {
 	uint32_t state = 0, all = 0, window = 0;
@@ -92,16 +104,16 @@ uint64_t model_run(const struct model *model, struct kv_gseq *seq, const int32_t
 	if (computed[0])
 		state = *row_at(model, read[0]);
 	for (size_t i = len - n; i < len; i++) {
-		*token_at(model, FULL_G, seq, i) = (uint32_t)tokens[i] * 7 + (uint32_t)i;
-		*token_at(model, WINDOW_G, seq, i) = (uint32_t)tokens[i] * 3;
+		put(token_at(model, FULL_G, seq, i), FULL_G, (uint32_t)tokens[i] * 7 + (uint32_t)i);
+		put(token_at(model, WINDOW_G, seq, i), WINDOW_G, (uint32_t)tokens[i] * 3);
 		state = state * 31 + (uint32_t)tokens[i];
 		if (steps[0][0] >= 0)
-			*row_at(model, steps[0][i - (len - n)]) = state;
+			put(row_at(model, steps[0][i - (len - n)]), STATE_G, state);
 		if ((i + 1) % INTERVAL == 0 && table[0][(i + 1) / INTERVAL - 1] >= 0)
-			*row_at(model, table[0][(i + 1) / INTERVAL - 1]) = state;
+			put(row_at(model, table[0][(i + 1) / INTERVAL - 1]), STATE_G, state);
 	}
 	if (write[0] >= 0)
-		*row_at(model, write[0]) = state;
+		put(row_at(model, write[0]), STATE_G, state);
 	for (size_t i = 0; i < len; i++) {
 		all += *token_at(model, FULL_G, seq, i);
 		if (i + WINDOW >= len)

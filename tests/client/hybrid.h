@@ -24,6 +24,7 @@ struct model {
 };
 
 extern const char *const model_names[3]; /* of its pools */
+extern uint32_t model_row_floats; /* of a token, of a state: 64, unless it is set before pools are opened */
 
 /* open_pool() - a pool of f32 rows of 64, mapped; @n_blocks 0: as many as there is memory for */
 struct kv_pool *open_pool(struct kv_client *client, const char *name, uint32_t block_tokens,

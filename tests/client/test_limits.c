@@ -107,6 +107,20 @@ START_TEST(what_is_in_use_above_a_lower_maximum_leaves_as_it_is_given_back)
 }
 END_TEST
 
+START_TEST(memory_that_came_under_a_lower_maximum_is_used_when_it_is_raised)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 255), *other = pool_new(client, "other", 0);
+
+	must(kv_blocks_take(pool, 255, ids, TIMEOUT)); /* a quarter of its one extent */
+	must(kv_blocks_take(other, 31 * 1024 - 1, more, TIMEOUT)); /* all the rest */
+	must(set("pool", KV_LIMIT_MAX, 0, 2 * MIB, 0));
+	must(kv_blocks_take(pool, 1023 - 255, ids + 255, TIMEOUT));
+	ck_assert_uint_eq(pool_stats(client, "pool").blocks_total, 1023);
+	kv_pool_close(pool);
+	kv_pool_close(other);
+}
+END_TEST
+
 START_TEST(limits_that_cannot_be_are_refused_and_change_nothing)
 {
 	struct kv_pool *a = pool_new(client, "a", 0), *b = pool_new(client, "b", 0);
@@ -587,6 +601,7 @@ static Suite *suite(void)
 	tcase_add_checked_fixture(tcase, setup, teardown);
 	tcase_add_test(tcase, a_maximum_goes_down_and_up_at_once_and_has_a_revision);
 	tcase_add_test(tcase, what_is_in_use_above_a_lower_maximum_leaves_as_it_is_given_back);
+	tcase_add_test(tcase, memory_that_came_under_a_lower_maximum_is_used_when_it_is_raised);
 	tcase_add_test(tcase, limits_that_cannot_be_are_refused_and_change_nothing);
 	tcase_add_test(tcase, limits_outlive_the_worker);
 	tcase_add_test(tcase, what_never_fits_is_refused_at_once_and_keeps_nobody_waiting);

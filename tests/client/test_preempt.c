@@ -220,7 +220,10 @@ START_TEST(what_is_no_preempted_sequence_cannot_be_resumed)
 
 	must(kv_seq_new(pool, &seq));
 	refused(kv_seq_resume(seq, 10, 0, &len), -EINVAL, "isn't preempted");
-	must(kv_seq_preempt(seq, NULL)); /* nothing to give up */
+	must(kv_seq_reserve(seq, 100, TIMEOUT));
+	must(kv_seq_preempt(seq, NULL)); /* no tokens, but blocks */
+	ck_assert_uint_eq(kv_seq_capacity(seq), 0);
+	ck_assert_uint_eq(in_use(), 0);
 	refused(kv_seq_resume(seq, 10, 0, &len), -EINVAL, "isn't preempted");
 	must(kv_seq_reserve(seq, 40, TIMEOUT));
 	compute(seq, tokens_of(1, 40), 40);
