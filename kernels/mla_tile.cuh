@@ -482,7 +482,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend_latent(const __grid_constan
 		else
 			fetch_q(x, shared, &board);
 	} else {
-		kv_registers_more<(3 * 168 - few) / 2>();
+		kv_registers_more<(3 * 168 - few) / 2 / 8 * 8>();
 		if (group == 1)
 			attend<TYPE, SOURCE>(x, shared, &board);
 		else
