@@ -12,8 +12,7 @@
  *   never   a client that found it reads bytes that aren't those it looked for
  *   always  at the end, with all clients dead or done, no bit is set
  *
- * Moving a block (compaction) takes it out of reach as eviction does: EVICTING, a look at the holders,
- * then its bytes are copied and it is FREE. What is different comes after that.
+ * Moving a block (compaction) is move.pml.
  *
  * MUTANT breaks one step, to show that the model would notice:
  *   1  the daemon looks at the holders before it says EVICTING, and not after
