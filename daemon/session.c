@@ -16,6 +16,7 @@
 #include "include/internal/socket.h"
 
 #define OP_CAPACITY 4096u
+#define AHEAD 6 /* blocks whose memory is asked for before they are looked at */
 #define OPEN_RETRY (2 * KV_MSEC)
 #define OPEN_WAIT (5 * KV_SEC)
 #define SCRUB_WAIT (5 * KV_SEC)
@@ -441,6 +442,10 @@ void kv_session_drain(struct kv_session *s)
 		struct kv_op op = s->ops[s->record->ops_done & (s->op_capacity - 1)];
 		int r = -EINVAL;
 
+		if (n > AHEAD)
+			kv_books_prefetch(&s->pool->books,
+					  (uint32_t)s->ops[(s->record->ops_done + AHEAD) &
+							   (s->op_capacity - 1)].id);
 		if (s->read_only) {
 			r = -EACCES;
 		} else if (op.kind == KV_OP_GIVE) {
@@ -493,6 +498,8 @@ void kv_session_post(struct kv_session *s, uint32_t n)
 	for (uint32_t i = 0; i < n; i++) {
 		int32_t id = kv_books_grant_one(&s->pool->books, s->slot, granted + i);
 
+		/* Often the next ones. */
+		kv_books_prefetch(&s->pool->books, (uint32_t)id + AHEAD);
 		s->grants[(granted + i) & (s->grant_capacity - 1)] = id;
 	}
 	KV_KILLPOINT(worker_granted);

@@ -2,7 +2,9 @@
 /*
  * kvbench crowd: N client processes on one pool. They take and give blocks from their magazines, as fast as
  * they can, all at the same time; then each asks the daemon for more than it has at hand, every few
- * ms, as engines that grow do; then all are idle, and the daemon's worker should be, too.
+ * ms: that is the longest way, which an engine goes when it starts; then they work as engines that decode do,
+ * a few blocks a step, and those of a sequence back when it ends: what they need has been asked for
+ * ahead, and no take should wait; then all are idle, and the daemon's worker should be, too.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -28,14 +30,18 @@
 #define REFILLS	    200u /* of each process */
 #define MOST_REFILL 288u /* blocks: more than a magazine ever has */
 #define PAUSE_MS    5
+#define STEPS	    600u /* of decoding, a ms each */
+#define STEP_BLOCKS 4u	 /* what 64 sequences with blocks of 16 tokens need */
+#define HELD	    160u /* blocks of a sequence, given back at its end */
 #define IDLE	    (2 * KV_SEC)
 
-enum phase { ATTACHING, TAKE, REFILL_ALL, IDLE_ALL, END };
+enum phase { ATTACHING, TAKE, REFILL_ALL, DECODE, IDLE_ALL, END };
 
 struct member {
 	uint64_t blocks;
 	int64_t start, end; /* of taking and giving */
 	uint32_t refill_ns[REFILLS];
+	uint32_t step_ns[STEPS];
 } __attribute__((aligned(64)));
 
 struct shared {
@@ -101,6 +107,27 @@ static int refill(struct member *me, struct kv_pool *pool, uint32_t n)
 	return r;
 }
 
+static int decode(struct member *me, struct kv_pool *pool)
+{
+	kv_block_id ids[HELD];
+	uint32_t held = 0;
+	int r = 0;
+
+	for (uint32_t i = 0; i < STEPS && !r; i++) {
+		int64_t start = kv_bench_now();
+
+		r = kv_blocks_take(pool, STEP_BLOCKS, ids + held, KV_BENCH_TIMEOUT);
+		me->step_ns[i] = (uint32_t)(kv_bench_now() - start);
+		held += STEP_BLOCKS;
+		if (!r && (held == HELD || i + 1 == STEPS)) {
+			r = kv_blocks_give(pool, held, ids);
+			held = 0;
+		}
+		poll(NULL, 0, 1);
+	}
+	return r;
+}
+
 static int member(struct crowd *c, uint32_t number)
 {
 	struct member *me = &c->shared->members[number];
@@ -125,6 +152,10 @@ static int member(struct crowd *c, uint32_t number)
 	if (!r)
 		r = refill(me, pool, c->n_refill);
 	done(c, REFILL_ALL);
+	await_phase(c, DECODE);
+	if (!r)
+		r = decode(me, pool);
+	done(c, DECODE);
 	await_phase(c, END);
 	if (r)
 		status = kv_bench_broken(c->bench, "take and give", r);
@@ -191,12 +222,16 @@ static void show(struct crowd *c, double idle)
 {
 	struct kv_emit *e = &c->bench->emit;
 	uint32_t *all = calloc((size_t)c->n * REFILLS, sizeof(*all));
-	size_t n = (size_t)c->n * REFILLS;
+	uint32_t *steps = calloc((size_t)c->n * STEPS, sizeof(*steps));
+	size_t n = (size_t)c->n * REFILLS, n_steps = (size_t)c->n * STEPS;
 	int64_t start = INT64_MAX, end = 0;
 	double blocks = 0, ns = 0;
 
-	if (!all)
+	if (!all || !steps) {
+		free(all);
+		free(steps);
 		return;
+	}
 	for (uint32_t i = 0; i < c->n; i++) {
 		const struct member *m = &c->shared->members[i];
 
@@ -205,9 +240,11 @@ static void show(struct crowd *c, double idle)
 		start = m->start < start ? m->start : start;
 		end = m->end > end ? m->end : end;
 		memcpy(all + (size_t)i * REFILLS, m->refill_ns, sizeof(m->refill_ns));
+		memcpy(steps + (size_t)i * STEPS, m->step_ns, sizeof(m->step_ns));
 	}
 	blocks = blocks * 1e9 / (double)(end - start);
 	qsort(all, n, sizeof(*all), by_size);
+	qsort(steps, n_steps, sizeof(*steps), by_size);
 	kv_emit_open(e, NULL, '{');
 	kv_emit_number(e, "clients", c->n);
 	kv_emit_real(e, "blocks_per_second", blocks);
@@ -215,6 +252,10 @@ static void show(struct crowd *c, double idle)
 	kv_emit_real(e, "refill_p50_us", all[n / 2] / 1e3);
 	kv_emit_real(e, "refill_p99_us", all[n * 99 / 100] / 1e3);
 	kv_emit_real(e, "refill_max_us", all[n - 1] / 1e3);
+	kv_emit_real(e, "step_p50_us", steps[n_steps / 2] / 1e3);
+	kv_emit_real(e, "step_p99_us", steps[n_steps * 99 / 100] / 1e3);
+	kv_emit_real(e, "step_p999_us", steps[n_steps * 999 / 1000] / 1e3);
+	kv_emit_real(e, "step_max_us", steps[n_steps - 1] / 1e3);
 	kv_emit_real(e, "worker_idle_cpu", idle);
 	kv_emit_close(e);
 	kv_emit_line(e, "%u clients take and give %.1f million blocks a second, %.2f ns each", c->n,
@@ -222,10 +263,14 @@ static void show(struct crowd *c, double idle)
 	kv_emit_line(e, "a refill of %u blocks: median %.1f us, p99 %.1f us, longest %.1f us",
 		     c->n_refill,
 		     all[n / 2] / 1e3, all[n * 99 / 100] / 1e3, all[n - 1] / 1e3);
+	kv_emit_line(e, "a step of decoding takes %u blocks: median %.2f us, p99 %.1f us, p99.9 %.1f us, longest %.1f us",
+		     STEP_BLOCKS, steps[n_steps / 2] / 1e3, steps[n_steps * 99 / 100] / 1e3,
+		     steps[n_steps * 999 / 1000] / 1e3, steps[n_steps - 1] / 1e3);
 	if (idle >= 0)
 		kv_emit_line(e, "while nobody does anything the worker takes %.4f %% of a CPU",
 			     100 * idle);
 	free(all);
+	free(steps);
 }
 
 static int conduct(struct crowd *c)
@@ -242,6 +287,9 @@ static int conduct(struct crowd *c)
 	go(c, REFILL_ALL);
 	if (!status)
 		status = await_done(c, REFILL_ALL);
+	go(c, DECODE);
+	if (!status)
+		status = await_done(c, DECODE);
 	go(c, IDLE_ALL);
 	if (!status)
 		status = kv_bench_connect(c->bench, &client);
