@@ -177,12 +177,16 @@ static void refresh(struct kv_books *b)
 	b->unscored = false;
 	b->refresh_in = b->lru.n / 16 + 16;
 	b->refreshed_at = b->now;
+	b->set_aside = false;
 }
 
-/* While no block is used no score changes: who evicts many at once needs them once. */
+/*
+ * While no block is used no score changes: who evicts many at once needs them once. Those that were
+ * held and stand behind all others are looked at again.
+ */
 static bool is_faded(const struct kv_books *b)
 {
-	return b->policy->fades && !b->refresh_in && b->refreshed_at != b->now;
+	return b->policy->fades && !b->refresh_in && (b->refreshed_at != b->now || b->set_aside);
 }
 
 /* Brings a block to the top of the heap whose score is right, and that ends its chain. */
@@ -245,6 +249,7 @@ static uint32_t choose_victims(struct kv_books *b, uint32_t n)
 		else
 			b->victims[b->n_victims_room - ++n_held] = top;
 	}
+	b->set_aside = b->set_aside || n_held;
 	for (; n_held; n_held--)
 		push_lru(b, b->victims[b->n_victims_room - n_held].id, last_score(b));
 	return found;

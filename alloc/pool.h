@@ -98,6 +98,7 @@ struct kv_books {
 	int32_t census_id; /* where the next one goes on */
 	uint32_t refresh_in; /* evictions */
 	uint64_t refreshed_at; /* kv_books::now */
+	bool set_aside;	     /* since then, because they were held */
 	bool unscored;	     /* after a rebuild: no score in the heap is worked out yet */
 	uint32_t n_total, n_free, n_leased, n_cached, n_quarantined, n_moving;
 	uint32_t n_leased_by[KV_MAX_SESSIONS]; /* LEASED and TWIN, by slot */
