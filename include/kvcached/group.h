@@ -72,6 +72,27 @@ struct kv_groups;
 struct kv_gseq;
 
 /**
+ * kv_plan_to_groups() - a plan's groups as kv_groups_new() takes them
+ * @pools:	[plan->n_pools] the plan's pools, opened in its order (kv_pool_options::plan, plan_pool); those
+ *		of an encoder's output may be NULL
+ * @options:	what was planned with: drafts and checkpoints of states; NULL: none
+ * @interval:	tokens from checkpoint to checkpoint of states; 0: the plan's prefix_tokens, which it must be a
+ *		multiple of
+ * @ret_groups: room for plan->n_groups
+ * @ret_which:	[plan->n_groups] which of @ret_groups a group of the plan has become; UINT32_MAX: none, it is
+ *		an encoder's output, which one sequence has as a whole. NULL is allowed.
+ *
+ * Where a block has the components of several groups (layouts flat, split, paged) they are one: FULL if
+ * any of them keeps all tokens, or has its state in the block; the widest of several windows.
+ *
+ * Return: how many groups; -EINVAL, a pool isn't the plan's; -ENOTSUP, the text says why: groups whose
+ *	   blocks have different numbers of tokens in one pool (layout slab).
+ */
+int kv_plan_to_groups(const struct kv_plan *plan, struct kv_pool *const *pools,
+		      const struct kv_plan_options *options, uint32_t interval,
+		      struct kv_group *ret_groups, uint32_t *ret_which);
+
+/**
  * kv_groups_new() - the groups of a model; pools stay the caller's and must outlive them
  *
  * All engines that share prefixes give the same groups in the same order.

@@ -270,6 +270,112 @@ START_TEST(pools_whose_rows_are_no_tokens_or_whose_groups_take_turns_are_opened)
 }
 END_TEST
 
+struct wanted {
+	const char *model;
+	uint32_t layout, n_groups;
+	uint32_t kinds[3], windows[3];
+};
+
+static const struct wanted hybrids[] = {
+	{MODEL("granite-4.0-h-tiny"), KV_PLAN_SPLIT, 2, {KV_GROUP_STATE, KV_GROUP_FULL}, {0}},
+	{MODEL("granite-4.0-h-tiny"), KV_PLAN_FLAT, 1, {KV_GROUP_FULL}, {0}},
+	{MODEL("jamba-v0.1"), KV_PLAN_GROUPED, 2, {KV_GROUP_STATE, KV_GROUP_FULL}, {0}},
+	{MODEL("gpt-oss-20b"), KV_PLAN_GROUPED, 2, {KV_GROUP_WINDOW, KV_GROUP_FULL}, {128}},
+	{MODEL("gpt-oss-20b"), KV_PLAN_SLAB, 2, {KV_GROUP_WINDOW, KV_GROUP_FULL}, {128}},
+	{MODEL("gpt-oss-20b"), KV_PLAN_SPLIT, 1, {KV_GROUP_FULL}, {0}},
+	{MODEL("llama-4-scout"), KV_PLAN_GROUPED, 2, {KV_GROUP_CHUNKED, KV_GROUP_FULL}, {8192}},
+	{MODEL("mistral-7b-v0.1"), KV_PLAN_SPLIT, 1, {KV_GROUP_WINDOW}, {4096}},
+	{MODEL("whisper-large-v3-turbo"), KV_PLAN_SPLIT, 1, {KV_GROUP_FULL}, {0}},
+	{MODEL("llama-3-8b"), KV_PLAN_SPLIT, 1, {KV_GROUP_FULL}, {0}},
+};
+
+/* From a config to sequences, with nothing translated by hand. */
+START_TEST(a_plans_groups_are_the_groups_of_sequences)
+{
+	const struct wanted *w = &hybrids[_i];
+	uint32_t rows = w->layout != KV_PLAN_FLAT; /* a flat block has room for one state */
+	KV_OPTIONS(kv_plan_options, o, .layout = w->layout, .budget_bytes = 64 * GIB, .draft_tokens = rows,
+		   .n_checkpoints = 2 * rows);
+	struct kv_pool *pools[8] = {NULL}, *other[8] = {NULL};
+	struct kv_group groups[8];
+	struct kv_groups *made;
+	struct kv_arch *model;
+	struct kv_plan *plan;
+	struct kv_gseq *seq;
+	uint32_t which[8];
+	size_t hit;
+
+	must(kv_arch_read(w->model, &model));
+	must(kv_plan_arch(model, NULL, &o, &plan));
+	for (uint32_t p = 0; p < plan->n_pools; p++) {
+		KV_OPTIONS(kv_pool_options, what, .name = plan->pools[p].name, .plan = plan,
+			   .plan_pool = p, .max_bytes = 8 * plan->pools[p].block_bytes,
+			   .timeout = TIMEOUT);
+
+		must(kv_pool_open(client, &what, &pools[p]));
+	}
+	ck_assert_int_eq(kv_plan_to_groups(plan, pools, &o, 0, groups, which), (int)w->n_groups);
+	for (uint32_t g = 0; g < w->n_groups; g++) {
+		ck_assert_uint_eq(groups[g].kind, w->kinds[g]);
+		ck_assert_uint_eq(groups[g].window, w->windows[g]);
+		if (groups[g].kind == KV_GROUP_STATE) {
+			ck_assert_uint_eq(groups[g].interval, plan->prefix_tokens);
+			ck_assert_uint_eq(groups[g].n_drafts, 1);
+			ck_assert_uint_eq(groups[g].n_checkpoints, 2);
+		}
+	}
+	for (uint32_t g = 0; g < plan->n_groups; g++) {
+		if (plan->groups[g].kind == KV_GROUP_CROSS)
+			ck_assert_uint_eq(which[g], UINT32_MAX);
+		else
+			ck_assert_ptr_eq(groups[which[g]].pool, pools[plan->groups[g].pool]);
+	}
+	KV_OPTIONS(kv_groups_options, what, .groups = groups, .n_groups = w->n_groups);
+	must(kv_groups_new(&what, &made));
+	must(kv_gseq_new(made, &seq));
+	must(kv_gseq_reserve(seq, 40, TIMEOUT));
+	must(kv_gseq_append(seq, tokens_of(1, 40), 40));
+	must(kv_gseq_publish(seq, NULL));
+	kv_gseq_free(seq, NULL);
+	must(kv_gseq_new(made, &seq));
+	must(kv_gseq_lookup(seq, tokens_of(1, 40), 40, &hit));
+	kv_gseq_free(seq, NULL);
+	kv_groups_free(made);
+
+	refused(kv_plan_to_groups(plan, other, &o, 0, groups, NULL), -EINVAL, "none given");
+	other[0] = pool_new(client, "small", 4);
+	for (uint32_t p = 1; p < plan->n_pools; p++)
+		other[p] = other[0];
+	refused(kv_plan_to_groups(plan, other, &o, 0, groups, NULL), -EINVAL, "2048 bytes");
+	kv_pool_close(other[0]);
+	for (uint32_t p = 0; p < plan->n_pools; p++)
+		kv_pool_close(pools[p]);
+	kv_plan_free(plan);
+	kv_arch_free(model);
+}
+END_TEST
+
+START_TEST(groups_that_fill_a_slabs_blocks_with_different_tokens_are_refused)
+{
+	KV_OPTIONS(kv_plan_options, o, .layout = KV_PLAN_SLAB, .budget_bytes = 64 * GIB);
+	KV_OPTIONS(kv_pool_options, what, .name = "slab", .timeout = TIMEOUT);
+	struct kv_group groups[4];
+	struct kv_pool *pool;
+	struct kv_arch *model;
+	struct kv_plan *plan;
+
+	must(kv_arch_read(MODEL("gemma-3-27b"), &model));
+	must(kv_plan_arch(model, NULL, &o, &plan));
+	what.plan = plan;
+	what.max_bytes = 8 * plan->pools[0].block_bytes;
+	must(kv_pool_open(client, &what, &pool));
+	refused(kv_plan_to_groups(plan, &pool, NULL, 0, groups, NULL), -ENOTSUP, "64 tokens in a block");
+	kv_pool_close(pool);
+	kv_plan_free(plan);
+	kv_arch_free(model);
+}
+END_TEST
+
 START_TEST(a_pool_that_no_layout_can_express_is_refused_with_the_reason)
 {
 	KV_OPTIONS(kv_plan_options, planning, .layout = KV_PLAN_SPLIT, .block_tokens = 131072);
@@ -445,6 +551,9 @@ static Suite *suite(void)
 	tcase_add_test(t, a_hybrid_model_has_a_pool_for_blocks_and_one_for_states);
 	tcase_add_test(t, windows_and_all_tokens_share_a_block_in_the_order_of_the_plan);
 	tcase_add_test(t, an_encoders_output_is_a_block_of_its_tokens);
+	tcase_add_loop_test(t, a_plans_groups_are_the_groups_of_sequences, 0,
+			    sizeof(hybrids) / sizeof(hybrids[0]));
+	tcase_add_test(t, groups_that_fill_a_slabs_blocks_with_different_tokens_are_refused);
 	tcase_add_test(t, a_pool_that_no_layout_can_express_is_refused_with_the_reason);
 	tcase_add_loop_test(t, pools_whose_rows_are_no_tokens_or_whose_groups_take_turns_are_opened,
 			    0, 2);
