@@ -442,7 +442,6 @@ void kv_peers_hear(void *arg)
 static void readable(uint32_t events, void *arg)
 {
 	static uint64_t buffer[KV_WIRE_MAX / sizeof(uint64_t)];
-	const struct kv_wire_head *head = (const void *)buffer;
 	struct kv_peer *peer = arg;
 
 	for (int i = 0; i < MESSAGES_A_TURN && peer->fd >= 0; i++) {
@@ -462,10 +461,7 @@ static void readable(uint32_t events, void *arg)
 		if (n <= 0)
 			hung_up(peer);
 		else
-			handle(peer, head, (size_t)n);
-		/* Who asks for blocks waits for the answer: nothing is behind it. If it is, the loop says so. */
-		if (n >= (int64_t)sizeof(*head) && head->type == KV_MSG_LEASE)
-			break;
+			handle(peer, (const struct kv_wire_head *)buffer, (size_t)n);
 	}
 	/* Nothing is held for it: there is no reason to wait for its process. */
 	if (peer->fd < 0 && !peer->session)
