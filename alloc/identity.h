@@ -59,6 +59,14 @@ void kv_identity_deinit(struct kv_identity *identity);
 bool kv_identity_row(const struct kv_identity *identity, uint64_t begin, uint64_t end,
 		     struct kv_shm_row *ret);
 
+/**
+ * kv_identity_describe() - a row in words: "adapter 'x', salt of 9 bytes, image at 3 (16 tokens)"
+ * @row: shared memory that others may be writing; nonsense in it gives other words
+ *
+ * Positions count from the block's first token. Of salts and digests only the size is said.
+ */
+void kv_identity_describe(const struct kv_shm_row *row, char *ret, size_t size);
+
 struct kv_prefix_digest {
 	uint8_t bytes[KV_DIGEST_BYTES];
 };

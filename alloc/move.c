@@ -208,6 +208,7 @@ static bool change_over(struct kv_books *b, int32_t from, int32_t to)
 {
 	struct kv_book *old = &b->books[from], *book = &b->books[to], next;
 	uint64_t life = book->life;
+	uint32_t since = old->since;
 
 	if (old->serial != book->serial || !may_move(b, from))
 		return false;
@@ -223,6 +224,7 @@ static bool change_over(struct kv_books *b, int32_t from, int32_t to)
 	kv_books_doubt(b, from);
 	kv_books_doubt(b, to);
 	kv_books_set_state(b, to, KV_BLOCK_CACHED, 0);
+	book->since = since;
 	relink(b, to);
 	kv_prefix_rename(&b->prefix, old->key, from, to);
 	KV_KILLPOINT(worker_block_moved);

@@ -71,6 +71,10 @@ static void set_life(struct kv_books *b, int32_t id, uint32_t generation, uint8_
 {
 	const struct kv_book next = { .generation = generation, .owner = owner, .state = state };
 
+	/* A block that was to be evicted and is held has been cached all the time. */
+	if (b->clock && state != KV_BLOCK_EVICTING &&
+	    (state != KV_BLOCK_CACHED || b->books[id].state != KV_BLOCK_EVICTING))
+		b->books[id].since = *b->clock;
 	/* What the state needs stands in the book already: this is the moment (alloc/saved.h). */
 	kv_store_release(&b->books[id].life, next.life);
 	KV_KILLPOINT(worker_book_written);

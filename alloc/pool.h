@@ -52,10 +52,13 @@ struct kv_book {
 	bool stale;	 /* CACHED: of an epoch that is over */
 	uint16_t n_uses; /* CACHED: after the first; 65535 and more are one */
 	uint32_t depth;	 /* CACHED: blocks before it in its chain */
+	uint32_t since;	 /* *kv_books::clock when it became what it is, wherever that was; 0: not known */
 	uint64_t last;	 /* CACHED: kv_books::now when it was last published or found */
 	/* CACHED: a list of the blocks cached behind it, and its place in its parent's; -1: none */
 	int32_t first_child, next_sibling, prev_sibling;
 };
+
+_Static_assert(sizeof(struct kv_book) == 96, "workers of other versions read it");
 
 struct kv_books;
 
@@ -93,6 +96,7 @@ struct kv_books {
 	const struct kv_policy *policy; /* "lru" until it is set */
 	struct kv_ghosts ghosts;
 	uint64_t now;	     /* counts uses of blocks */
+	const uint32_t *clock; /* its owner's, in tenths of a second; NULL: it has none */
 	uint64_t census_at, census_last; /* kv_books::now of the next and the last counting: census.c */
 	uint64_t census_ghost;
 	int32_t census_id; /* where the next one goes on */

@@ -160,7 +160,7 @@ static uint32_t pool_stats(struct kv_daemon *d, uint32_t first, uint32_t n, void
 	return done;
 }
 
-static void one_session(const struct kv_session *session, uint32_t leased, uint32_t held,
+void kv_control_session(const struct kv_session *session, uint32_t leased, uint32_t held,
 			struct kv_session_stats *s)
 {
 	s->id = session->id;
@@ -196,7 +196,7 @@ static uint32_t session_stats(struct kv_daemon *d, uint32_t first, uint32_t n, v
 		kv_books_count(&pool->books, leased, held);
 		for (uint32_t k = 0; k < KV_MAX_SESSIONS; k++) {
 			if (pool->slots[k] && i++ >= first && done < n)
-				one_session(pool->slots[k], leased[k], held[k], &s[done++]);
+				kv_control_session(pool->slots[k], leased[k], held[k], &s[done++]);
 		}
 	}
 	return done;
@@ -238,7 +238,7 @@ void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg)
 	kv_cleanup(kv_freep) struct kv_msg_stats_part *reply = calloc(1, KV_WIRE_MAX);
 	uint32_t most, end, size;
 
-	if (!reply || msg->kind >= sizeof(kinds) / sizeof(kinds[0])) {
+	if (!reply || msg->kind >= sizeof(kinds) / sizeof(kinds[0]) || !kinds[msg->kind].fill) {
 		kv_peer_error(peer, msg->head.tag, reply ? -EINVAL : -ENOMEM, "stats: no kind %u",
 			      msg->kind);
 		return;

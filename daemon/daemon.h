@@ -114,6 +114,7 @@ struct kv_daemon {
 	uint64_t next_peer_id, next_session_id, next_pool_id;
 	uint64_t boot_nonce; /* of this start of the keeper: workers share it */
 	int64_t started_ns;  /* likewise */
+	uint32_t clock; /* CLOCK_MONOTONIC in tenths of a second, as of the last message: kv_book::since */
 	struct kv_restart *restart; /* that was asked for: restart.c; or NULL */
 	bool stopping;	     /* a signal said so */
 };
@@ -398,10 +399,16 @@ void kv_control_check(struct kv_peer *peer, uint32_t tag);
 uint32_t kv_check_balance(struct kv_daemon *d, uint32_t first, uint32_t n, void *items);
 uint32_t kv_check_errors(struct kv_daemon *d, uint32_t first, uint32_t n, void *items);
 
+/* show.c: what one block is */
+void kv_clock_update(struct kv_daemon *d);
+void kv_show_block(struct kv_peer *peer, const struct kv_msg_block *msg);
+
 /* control.c */
 /* kv_control_items() - all structs of an enum kv_stat_kind, for free(). 0 or -ENOMEM */
 int kv_control_items(struct kv_daemon *d, uint32_t kind, void **ret, size_t *ret_n, size_t *ret_size);
 void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg);
+void kv_control_session(const struct kv_session *session, uint32_t leased, uint32_t held,
+			struct kv_session_stats *ret);
 void kv_control_compact(struct kv_peer *peer, const struct kv_msg_compact *msg);
 void kv_control_drop(struct kv_peer *peer, const struct kv_msg_drop *msg);
 void kv_control_epoch(struct kv_peer *peer, const struct kv_msg_drop *msg);

@@ -108,6 +108,7 @@ static void tick(void *arg)
 	struct kv_history *h = arg;
 	struct kv_daemon *d = h->daemon;
 
+	kv_clock_update(d);
 	for (const struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
 		if (h->n == N_SAMPLES)
 			thin_out(h);

@@ -353,6 +353,16 @@ static void handle_pool_set(struct kv_peer *peer, const void *data)
 		kv_peer_error(peer, msg->head.tag, -EINVAL, "pool name must be shorter than 64 bytes");
 }
 
+static void handle_block(struct kv_peer *peer, const void *data)
+{
+	const struct kv_msg_block *msg = data;
+
+	if (is_text(msg->pool, KV_NAME_MAX))
+		kv_show_block(peer, msg);
+	else
+		kv_peer_error(peer, msg->head.tag, -EINVAL, "pool name must be shorter than 64 bytes");
+}
+
 static const struct handler {
 	uint32_t size;	    /* exact, or the least if `longer` */
 	bool longer;
@@ -377,6 +387,7 @@ static const struct handler {
 	[KV_MSG_POOL_COMPACT] = { sizeof(struct kv_msg_compact), false, false, handle_compact },
 	[KV_MSG_POOL_SET] = { sizeof(struct kv_msg_pool_set), false, false, handle_pool_set },
 	[KV_MSG_POOL_DROP] = { sizeof(struct kv_msg_drop), false, false, handle_drop },
+	[KV_MSG_BLOCK] = { sizeof(struct kv_msg_block), false, false, handle_block },
 	[KV_MSG_POOL_EPOCH] = { sizeof(struct kv_msg_drop), false, false, handle_epoch },
 };
 
@@ -408,6 +419,7 @@ static void handle(struct kv_peer *peer, const struct kv_wire_head *head, size_t
 		kv_peer_error(peer, head->tag, -EINVAL, "no pool is open on this connection");
 		return;
 	}
+	kv_clock_update(peer->daemon);
 	/* What a session did before it asked is done before the answer. */
 	if (peer->session) {
 		kv_session_confirm(peer->session);

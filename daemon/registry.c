@@ -83,6 +83,7 @@ static int init_books(struct kv_pool *pool)
 				 pool->blocks, (char *)pool->record + KV_RECORD_BYTES);
 
 	pool->books.policy = pool->daemon->config.policy;
+	pool->books.clock = &pool->daemon->clock;
 	return r;
 }
 

@@ -13,6 +13,7 @@ static const uint32_t item_bytes[] = {
 	[KV_STAT_BALANCE] = sizeof(struct kv_balance_stats),
 	[KV_STAT_ERROR] = sizeof(struct kv_error_stats),
 	[KV_STAT_HISTORY] = sizeof(struct kv_history_stats),
+	[KV_STAT_BLOCK] = sizeof(struct kv_block_stats),
 };
 
 KV_PUBLIC size_t kv_stat_bytes(enum kv_stat_kind kind)
@@ -86,4 +87,55 @@ KV_PUBLIC int kv_check(struct kv_client *client, struct kv_check_result *ret, in
 		*ret = ((const struct kv_msg_checked *)client->connection.buffer)->result;
 	pthread_mutex_unlock(&client->lock);
 	return r;
+}
+
+static int unpack(const struct kv_msg_block_shown *shown, struct kv_session_stats **sessions,
+		  int32_t **tokens)
+{
+	uint64_t n_sessions = shown->n_sessions * sizeof(**sessions);
+	uint64_t n_tokens = shown->n_tokens * sizeof(**tokens);
+
+	if (shown->head.size != sizeof(*shown) + n_sessions + n_tokens)
+		return kv_error(-EPROTO, "daemon: a block of %u bytes, %llu expected", shown->head.size,
+				(unsigned long long)(sizeof(*shown) + n_sessions + n_tokens));
+	*sessions = malloc(n_sessions + 1);
+	*tokens = malloc(n_tokens + 1);
+	if (!*sessions || !*tokens)
+		return kv_error(-ENOMEM, "no memory");
+	memcpy(*sessions, shown->items, n_sessions);
+	memcpy(*tokens, (const char *)shown->items + n_sessions, n_tokens);
+	return 0;
+}
+
+KV_PUBLIC int kv_block_show(struct kv_client *client, const char *pool, kv_block_id id,
+			    struct kv_block_stats *ret, struct kv_session_stats **ret_sessions,
+			    int32_t **ret_tokens, int64_t timeout)
+{
+	struct kv_msg_block ask = { .head = { .type = KV_MSG_BLOCK, .size = sizeof(ask) },
+				    .id = (uint32_t)id };
+	const struct kv_msg_block_shown *shown = (const void *)client->connection.buffer;
+	kv_cleanup(kv_freep) struct kv_session_stats *sessions = NULL;
+	kv_cleanup(kv_freep) int32_t *tokens = NULL;
+	int r = kv_forked(client->fork_generation);
+
+	if (r < 0)
+		return r;
+	if (strlen(pool) >= KV_NAME_MAX)
+		return kv_error(-EINVAL, "pool: '%s' is longer than %d bytes", pool, KV_NAME_MAX - 1);
+	strcpy(ask.pool, pool);
+	pthread_mutex_lock(&client->lock);
+	r = kv_connection_call(&client->connection, &ask, KV_MSG_BLOCK_SHOWN, sizeof(*shown), NULL, 0,
+			       NULL, kv_deadline(timeout));
+	if (!r)
+		r = unpack(shown, &sessions, &tokens);
+	if (!r)
+		*ret = shown->block;
+	pthread_mutex_unlock(&client->lock);
+	if (r < 0)
+		return r;
+	if (ret_sessions)
+		*ret_sessions = kv_steal(sessions);
+	if (ret_tokens)
+		*ret_tokens = kv_steal(tokens);
+	return 0;
 }

@@ -200,6 +200,31 @@ static const struct kv_stat_field history_fields[] = {
 	H(refill_ns_total, "ns", "how long these took"),
 	{ NULL },
 };
+
+#define K(...) NUMBER(struct kv_block_stats, __VA_ARGS__)
+#define KT(...) TEXT(struct kv_block_stats, __VA_ARGS__)
+static const struct kv_stat_field block_fields[] = {
+	K(pool_id, "", "number of its pool"),
+	KT(pool, "name of its pool"),
+	K(id, "", "number of the block"),
+	KT(state, "leased, cached, free, ...: section COMMANDS"),
+	K(since_ns, "ns", "so long it has been that; 0: not known"),
+	K(n_sessions, "", "that lease it, or hold what is cached"),
+	K(generation, "", "one more with each owner"),
+	K(offset_bytes, "bytes", "where in the arena, if the layout is flat"),
+	K(n_tokens, "tokens", "in it; 0: only its client knows"),
+	K(n_listed, "tokens", "of these, in the answer"),
+	K(epoch, "", "of the weights that computed it"),
+	K(is_stale, "", "1: that epoch is over, nobody finds it"),
+	K(is_loose, "", "1: a window's or state's, found by itself"),
+	K(position, "tokens", "before it in its prefix"),
+	K(parent, "", "the block before it; of a twin: the other"),
+	K(n_children, "blocks", "cached behind it"),
+	K(uses_total, "", "lookups that found it"),
+	K(idle_uses, "blocks", "found in the pool since it was used last"),
+	KT(identity, "computed from, besides tokens; empty: nothing"),
+	{ NULL },
+};
 /* clang-format on */
 
 KV_PUBLIC const struct kv_stat_field *kv_stat_fields(enum kv_stat_kind kind)
@@ -221,6 +246,8 @@ KV_PUBLIC const struct kv_stat_field *kv_stat_fields(enum kv_stat_kind kind)
 		return error_fields;
 	case KV_STAT_HISTORY:
 		return history_fields;
+	case KV_STAT_BLOCK:
+		return block_fields;
 	}
 	return none;
 }

@@ -212,11 +212,20 @@ static void offer_sessions(const struct line *l)
 	}
 }
 
+static void offer_names(const struct line *l, void (*offer_all)(const struct line *l))
+{
+	KV_OPTIONS(kv_connect_options, how, .name = "kvctl", .timeout = ASK_TIMEOUT);
+
+	if (l->ctl->socket)
+		how.socket = l->ctl->socket;
+	if (!kv_connect(&how, &l->ctl->client))
+		offer_all(l);
+}
+
 static void offer_arguments(const struct line *l)
 {
 	const struct kv_command *c = l->command;
 	unsigned at = l->n_plain - (c->command ? 2 : 1);
-	KV_OPTIONS(kv_connect_options, how, .name = "kvctl", .timeout = ASK_TIMEOUT);
 	bool names = !strcmp(c->object, "pool") && !strncmp(c->args, "NAME", 4);
 	bool ids = !strcmp(c->object, "session") && !strncmp(c->args, "ID", 2);
 
@@ -230,16 +239,8 @@ static void offer_arguments(const struct line *l)
 			puts(":files");
 		return;
 	}
-	if (at)
-		return;
-	if (l->ctl->socket)
-		how.socket = l->ctl->socket;
-	if (kv_connect(&how, &l->ctl->client) < 0)
-		return;
-	if (names)
-		offer_pools(l);
-	else
-		offer_sessions(l);
+	if (!at)
+		offer_names(l, names ? offer_pools : offer_sessions);
 }
 
 static int complete(struct kv_ctl *ctl, int n, char **words)
@@ -251,8 +252,14 @@ static int complete(struct kv_ctl *ctl, int n, char **words)
 	ctl->socket = NULL; /* as typed, or as found */
 	read_line(&l, n, words);
 	if (l.before) {
-		if (!strcmp(l.before, "socket") || !strcmp(l.before, "binary"))
-			puts(":files");
+		static const char *const files[] = {"socket", "binary", "model", "file"};
+
+		for (size_t i = 0; i < sizeof(files) / sizeof(*files); i++) {
+			if (!strcmp(l.before, files[i]))
+				puts(":files");
+		}
+		if (!strcmp(l.before, "pool"))
+			offer_names(&l, offer_pools);
 	} else if (*l.last == '-') {
 		if (l.command)
 			offer_options(&l, l.command->own, "of this command");

@@ -19,6 +19,7 @@ int main(void)
 		{KV_STAT_BALANCE, "A pool's books (_pools_ of *check*)"},
 		{KV_STAT_ERROR, "What is wrong (_errors_ of *check*)"},
 		{KV_STAT_HISTORY, "A pool at one moment of the last hours (_samples_ of *report*)"},
+		{KV_STAT_BLOCK, "A block (*block show*)"},
 	};
 
 	for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {

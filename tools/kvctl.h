@@ -119,6 +119,16 @@ int kv_cmd_session_list(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_session_show(struct kv_ctl *ctl, int argc, char **argv);
 struct kv_words kv_words_since(const struct kv_session_stats *session); /* or its state */
 
+/* cmd_block.c */
+extern const struct option kv_block_options[];
+struct kv_words kv_words_comm(uint64_t pid); /* name of a process; "?" if it can't be seen from here */
+void kv_show_holders(struct kv_emit *e, const struct kv_session_stats *sessions, size_t n);
+int kv_cmd_block_show(struct kv_ctl *ctl, int argc, char **argv);
+
+/* cmd_prefix.c */
+extern const struct option kv_prefix_options[];
+int kv_cmd_prefix_show(struct kv_ctl *ctl, int argc, char **argv);
+
 /* doctor.c */
 int kv_cmd_doctor(struct kv_ctl *ctl, int argc, char **argv);
 

@@ -58,6 +58,8 @@ enum kv_msg_type {
 	KV_MSG_GRANULES = 60, /* --isolate: answered by KV_MSG_GRANULES_PART, with a fd for each item */
 	KV_MSG_GRANULES_PART = 61,
 	KV_MSG_POOL_OPEN_READ = 62, /* as POOL_OPEN; blocks and arena come for reading */
+	KV_MSG_BLOCK = 70, /* answered by KV_MSG_BLOCK_SHOWN */
+	KV_MSG_BLOCK_SHOWN = 71,
 };
 
 struct kv_wire_head {
@@ -206,6 +208,21 @@ struct kv_msg_stats_part {
 	uint32_t item_bytes;
 	uint32_t reserved;
 	uint64_t items[]; /* array of the struct of the kind */
+};
+
+struct kv_msg_block {
+	struct kv_wire_head head;
+	char pool[KV_NAME_MAX];
+	uint32_t id;
+	uint32_t reserved;
+};
+
+struct kv_msg_block_shown {
+	struct kv_wire_head head;
+	struct kv_block_stats block;
+	uint32_t n_sessions; /* [n_sessions] struct kv_session_stats, then */
+	uint32_t n_tokens;   /* [n_tokens] int32_t */
+	uint64_t items[];
 };
 
 struct kv_msg_checked {

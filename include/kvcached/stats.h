@@ -173,6 +173,30 @@ struct kv_history_stats {
 	uint64_t refill_ns_total;
 };
 
+/* One block, by the worker's books (kv_block_show()). */
+struct kv_block_stats {
+	uint64_t pool_id;
+	char pool[KV_NAME_MAX];
+	uint64_t id;
+	char state[16]; /* "free", "leased", "twin", "cached", "evicting", "quarantined", "null", "moving", "absent" */
+	uint64_t since_ns;   /* how long it has been that, to a tenth of a second; 0: not known */
+	uint64_t n_sessions; /* that lease it, or hold it where it is cached */
+	uint64_t generation; /* one more with each owner */
+	uint64_t offset_bytes; /* where in the arena, in a flat layout */
+	/* What is in it, of a block that is cached (or a twin: content that is cached elsewhere, too). */
+	uint64_t n_tokens;
+	uint64_t n_listed;   /* of these: the answer has room for that many */
+	uint64_t epoch;	     /* of the weights that computed it */
+	uint64_t is_stale;   /* 1: that epoch is over, nobody finds it */
+	uint64_t is_loose;   /* 1: a window's or a state's: found without the blocks before it */
+	uint64_t position;   /* tokens before it; of a loose one: not known, 0 */
+	uint64_t parent;     /* the block before it, if position isn't 0; of a twin: what it is a twin of */
+	uint64_t n_children; /* blocks cached behind it */
+	uint64_t uses_total; /* lookups that found it */
+	uint64_t idle_uses;  /* lookups of blocks in the pool since it was published or found last */
+	char identity[192];  /* what it was computed from besides tokens: fields and extras; "": nothing */
+};
+
 enum kv_stat_kind {
 	KV_STAT_DAEMON,
 	KV_STAT_GPU,
@@ -181,6 +205,7 @@ enum kv_stat_kind {
 	KV_STAT_BALANCE,
 	KV_STAT_ERROR,
 	KV_STAT_HISTORY,
+	KV_STAT_BLOCK, /* has fields, but isn't for kv_stats(): kv_block_show() */
 };
 
 enum kv_stat_type {
@@ -211,6 +236,19 @@ size_t kv_stat_bytes(enum kv_stat_kind kind);
  */
 int kv_stats(struct kv_client *client, enum kv_stat_kind kind, void **ret_items, size_t *ret_n,
 	     int64_t timeout);
+
+/**
+ * kv_block_show() - what a block is, who has it, and whose tokens are in it
+ * @pool:	  name of its pool; it need not be open here
+ * @ret_sessions: array of kv_block_stats::n_sessions from malloc(), or NULL: who asked for it or uses it now
+ * @ret_tokens:	  array of kv_block_stats::n_listed from malloc(), or NULL; what stands in the shared pages
+ *
+ * All of one moment. Of a leased block nobody but its client knows what will stand in it.
+ * Return: 0; -ENOENT: no such pool; -EINVAL: it has no such id, the text says which it has; -EACCES if the
+ *	   access list (kvcached --access) doesn't let this user read the pool; as kv_stats().
+ */
+int kv_block_show(struct kv_client *client, const char *pool, kv_block_id id, struct kv_block_stats *ret,
+		  struct kv_session_stats **ret_sessions, int32_t **ret_tokens, int64_t timeout);
 
 /**
  * kv_check() - the daemon walks its books, the shared pages and the extents, and compares

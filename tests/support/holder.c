@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * holder POOL BLOCKS TOKENS: a client for shell tests. It opens a pool, leases BLOCKS blocks,
+ * holder POOL BLOCKS TOKENS [SALT]: a client for shell tests. It opens a pool, leases BLOCKS blocks,
  * publishes a sequence of TOKENS tokens and keeps it, says "ready SESSION", and stays until its
  * stdin ends. Then it gives everything back; kill it to see what happens to one that doesn't.
  *
@@ -10,6 +10,7 @@
 #include <err.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <kvcached/kvcached.h>
@@ -39,7 +40,7 @@ static struct kv_pool *open_pool(struct kv_client *client, const char *name)
 	return pool;
 }
 
-static struct kv_seq *publish(struct kv_pool *pool, uint32_t n)
+static struct kv_seq *publish(struct kv_pool *pool, uint32_t n, const char *salt)
 {
 	int32_t *tokens = calloc(n + 1, sizeof(*tokens));
 	struct kv_seq *seq;
@@ -50,6 +51,8 @@ static struct kv_seq *publish(struct kv_pool *pool, uint32_t n)
 	for (uint32_t i = 0; i < n; i++)
 		tokens[i] = (int32_t)(i * 7 % 1000);
 	must(kv_seq_new(pool, &seq), "sequence");
+	if (salt)
+		must(kv_seq_field(seq, KV_TAG_SALT, salt, strlen(salt)), "salt");
 	/* Twice, as an engine does that computes a prompt in pieces; it counts once. */
 	must(kv_seq_lookup(seq, tokens, n, &hit), "lookup");
 	must(kv_seq_lookup(seq, tokens, n, &hit), "lookup");
@@ -71,8 +74,8 @@ int main(int argc, char **argv)
 	uint32_t n_blocks, n_tokens;
 	char c;
 
-	if (argc != 4)
-		errx(2, "usage: holder POOL BLOCKS TOKENS");
+	if (argc != 4 && argc != 5)
+		errx(2, "usage: holder POOL BLOCKS TOKENS [SALT]");
 	n_blocks = (uint32_t)strtoul(argv[2], NULL, 10);
 	n_tokens = (uint32_t)strtoul(argv[3], NULL, 10);
 	ids = calloc(n_blocks + 1, sizeof(*ids));
@@ -83,7 +86,7 @@ int main(int argc, char **argv)
 	if (n_blocks)
 		must(kv_blocks_take(pool, n_blocks, ids, TIMEOUT), "take");
 	if (n_tokens)
-		seq = publish(pool, n_tokens);
+		seq = publish(pool, n_tokens, argv[4]);
 	/* The daemon has worked off what was published. */
 	must(kv_ping(client, TIMEOUT), "ping");
 	kv_pool_info(pool, &info);
