@@ -191,6 +191,19 @@ if [ "$found" -lt 8900 ] || [ "$found" -lt $((lru * 3 / 2)) ]; then
 	fail "worth found $found blocks, lru $lru"
 fi
 
+say "colocate: opposite bursts gain what the split keeps idle"
+python3 -IS -c '
+import json
+for i in range(600):
+    print(json.dumps({"timestamp": i * 1000, "input_length": 512 * 8, "output_length": 500,
+                      "hash_ids": [i * 8 + k for k in range(8)]}))' > "$dir/bursts.jsonl"
+expect 2 "$kvbench" colocate "$dir/bursts.jsonl" --capacity 64 --socket "$dir/x"
+expect_err 'daemons of its own'
+expect 0 "$kvbench" colocate "$dir/bursts.jsonl" --capacity 64 --json
+last_is 'x["bursts"]["ratio"] > 1.5 and x["bursts"]["shared"]["requests"] == 600'
+last_is '1 < x["overlap"]["ratio"] < x["bursts"]["ratio"]'
+last_is 'all(r["tokens_admitted"] <= r["tokens_asked"] for s in ("bursts", "overlap") for r in (x[s]["shared"], x[s]["split"]))'
+
 say "a daemon of its own, which ends with it"
 expect 0 "$kvbench" replay "$trace" --engines 2 --capacity 2000
 expect_out '^2000 requests by 2 engines in .*; 2000 served$'

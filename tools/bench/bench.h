@@ -120,6 +120,7 @@ int kv_bench_merge(struct kv_bench *b);
 int kv_bench_kernel_option(struct kv_bench *b, const char *option, const char *text);
 int kv_bench_elastic(struct kv_bench *b);
 int kv_bench_compact(struct kv_bench *b);
+int kv_bench_colocate(struct kv_bench *b);
 int kv_bench_crowd(struct kv_bench *b);
 int kv_bench_gdn(struct kv_bench *b);
 int kv_bench_mla(struct kv_bench *b);

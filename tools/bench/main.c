@@ -34,6 +34,9 @@ static const struct benchmark {
 	{"crowd", "--engines N", false, "N clients take, refill and idle together", kv_bench_crowd},
 	{"replay", "FILE --engines N --capacity BLOCKS", true,
 	 "N clients replay a trace of requests as fast as they can", kv_bench_replay},
+	{"colocate", "FILE --capacity BLOCKS", true,
+	 "two models with opposite bursts in one memory, beside a split of it in halves",
+	 kv_bench_colocate},
 	{"attention", "", false, "decode and prefill over blocks, checked, beside a plain read",
 	 kv_bench_attention},
 	{"write", "", false, "K and V at their slots, checked, beside a copy", kv_bench_write},
@@ -82,7 +85,7 @@ static const char options_help[] =
 	"                         memory, for the time of the run\n"
 	"  -j, --json             one object on one line, with exact numbers\n"
 	"      --engines N        replay, crowd: client processes (default 1)\n"
-	"      --capacity BLOCKS  replay: size of the pool, in blocks of 512 tokens\n"
+	"      --capacity BLOCKS  replay, colocate: size of the memory, in blocks of 512 tokens\n"
 	"Of attention, write, merge; of those marked * several, with commas between: all of them.\n"
 	"      --shape Q/K/D *    heads, KV heads, head size\n"
 	"      --batch N *        sequences (write: tokens)\n"
