@@ -36,7 +36,7 @@ def declarations(folder):
     texts, constants = [], []
     for name in re.findall(r"#include <kvcached/(\w+\.h)>", read(folder, "kvcached.h")):
         text = re.sub(r"/\*.*?\*/", "", read(folder, name), flags=re.S).replace("\\\n", " ")
-        for macro, value in re.findall(r"^#define (KV_\w+) +\(?(?:\(int64_t\))?(-?\w+?)u?\)?\s*$", text, re.M):
+        for macro, value in re.findall(r"^#define (KV_\w+)[ \t]+\(?(?:\(int64_t\))?(-?\w+?)u?\)?\s*$", text, re.M):
             if re.fullmatch(r"-?(0x)?[0-9a-fA-F]+", value):
                 constants.append(f"#define {macro} {value}")
         text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.S)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kvcached of its own for each test module: host memory, a socket in a folder of its own."""
+"""A kvcached of its own for each test module: a socket in a folder of its own; host memory, or with
+--device cuda the first GPU's."""
 import ctypes
 import os
 import signal
@@ -17,13 +18,25 @@ def die_with_parent():
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
+MEMORY = {"host": ["--host", "256M"], "cuda": ["--gpus", "0", "--reserve", "4G"]}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", choices=MEMORY, default="host", help="where the pools lie")
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig):
+    return pytestconfig.getoption("--device")
+
+
 class Daemon:
     def __init__(self, folder, *options):
         self.socket = os.path.join(folder, "kvcached.sock")
         self.log = os.path.join(folder, "daemon.log")
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
-                [os.environ["KVCACHED_BIN"], "--host", "64M", "--socket", self.socket, *options],
+                [os.environ["KVCACHED_BIN"], "--socket", self.socket, *options],
                 stderr=log, preexec_fn=die_with_parent)
         end = time.monotonic() + DEADLINE_S
         while True:
@@ -41,8 +54,8 @@ class Daemon:
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory):
-    started = Daemon(tmp_path_factory.mktemp("daemon"))
+def daemon(tmp_path_factory, device):
+    started = Daemon(tmp_path_factory.mktemp("daemon"), *MEMORY[device])
     os.environ["KVCACHED_SOCKET"] = started.socket
     yield started
     started.stop()

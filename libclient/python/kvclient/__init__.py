@@ -28,16 +28,20 @@ from .batch import Batch
 from .client import CheckResult, Client, Gpu
 from .errors import (ExistsError, InvalidError, KvError, LostError, NoRoom, NotFoundError,
                      NotMappedError, TooLarge, UnsupportedError, WaitedTooLong)
+from .groups import Group, GroupSequence, Groups
+from .latent import IndexLayer, LatentLayer, index_component, latent_component
 from .layout import Component, Layout
 from .ops import Layer, backend_names
 from .plan import Plan
 from .pool import Pool
 from .sequence import Sequence
+from .state import DeltaLayer, Lanes, delta_components
 
 #: version of the library that was loaded
 __version__: str = _ffi.string(_lib.kv_version()).decode()
 
-__all__ = ["Batch", "CheckResult", "Client", "Component", "ExistsError", "Gpu", "InvalidError",
-           "KvError", "Layer", "Layout", "LostError", "NoRoom", "NotFoundError", "NotMappedError",
-           "Plan", "Pool", "Sequence", "TooLarge", "UnsupportedError", "View", "WaitedTooLong",
-           "backend_names", "__version__"]
+__all__ = ["Batch", "CheckResult", "Client", "Component", "DeltaLayer", "ExistsError", "Gpu", "Group",
+           "GroupSequence", "Groups", "IndexLayer", "InvalidError", "KvError", "Lanes", "LatentLayer", "Layer",
+           "Layout", "LostError", "NoRoom", "NotFoundError", "NotMappedError", "Plan", "Pool", "Sequence",
+           "TooLarge", "UnsupportedError", "View", "WaitedTooLong", "backend_names", "delta_components",
+           "index_component", "latent_component", "__version__"]

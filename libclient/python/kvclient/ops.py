@@ -33,10 +33,55 @@ def backend_names(cuda: bool = False) -> list[str]:
     return found
 
 
-def _empty_like(array: Any, shape: tuple[int, ...], dtype: str) -> Any:
+def empty_like(array: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """For results: where and what the inputs are."""
     if type(array).__module__.split(".")[0] == "torch":
         return array.new_empty(shape)
     return np.empty(shape, _NUMPY_OUT[dtype])
+
+
+def device_of(pool: "Pool") -> int:
+    return int(lib.KV_DEVICE_CUDA if pool.is_cuda else lib.KV_DEVICE_HOST)
+
+
+class Workspaces:
+    """The largest workspace asked for so far, one a kind, device and stream: calls on one stream take turns."""
+
+    def __init__(self, is_cuda: bool) -> None:
+        self.is_cuda = is_cuda
+        self._have: dict[Any, tuple[int, int, Any]] = {}
+
+    @staticmethod
+    def of(pool: "Pool") -> "Workspaces":
+        if pool._workspaces is None:
+            pool._workspaces = Workspaces(pool.is_cuda)
+        return pool._workspaces
+
+    def give(self, kind: str, args: Any, ask: Any, gpu: int, ordinal: int) -> None:
+        """Sets workspace and workspace_bytes of a call to what ``ask`` says of it."""
+        need = ffi.new("size_t *")
+        args.workspace, args.workspace_bytes = ffi.NULL, 0
+        check(ask(args, need))
+        if not need[0]:
+            return
+        at = (kind, gpu, int(ffi.cast("uintptr_t", args.stream)))
+        have = self._have.get(at)
+        if have is None or have[1] < need[0]:
+            have = self._have[at] = self._new(int(need[0]), ordinal)
+        args.workspace = ffi.cast("void *", have[0])
+        args.workspace_bytes = have[1]
+
+    def _new(self, n: int, ordinal: int) -> tuple[int, int, Any]:
+        align = int(lib.KV_WORKSPACE_ALIGN)
+        if self.is_cuda:
+            import torch
+
+            memory = torch.zeros(n + align, dtype=torch.uint8, device=f"cuda:{ordinal}")
+            address = memory.data_ptr()
+        else:
+            memory = np.zeros(n + align, np.uint8)
+            address = memory.ctypes.data
+        return (address + align - 1) // align * align, n, memory
 
 
 class Layer:
@@ -48,11 +93,12 @@ class Layer:
         self.gpu = gpu
         self.k: View = pool.view(number, "k", gpu)
         self.v: View = pool.view(number, "v", gpu)
+        self.out_dim = self.v.shape[3]
         self._write = ffi.new("struct kv_write_args *")
         self._args = ffi.new("struct kv_attention_args *")
         for struct in (self._write, self._args):
             struct.size = ffi.sizeof(struct[0])
-            struct.device = lib.KV_DEVICE_CUDA if pool.is_cuda else lib.KV_DEVICE_HOST
+            struct.device = device_of(pool)
             struct.k = self.k.struct
             struct.v = self.v.struct
 
@@ -114,9 +160,9 @@ class Layer:
         if query.shape[2] != self.k.shape[3] or query.shape[1] % self.k.shape[2]:
             raise ValueError(f"q: shape {query.shape} given; heads must be a multiple of "
                              f"{self.k.shape[2]}, head_dim {self.k.shape[3]}")
-        shape = query.shape[:2] + (self.v.shape[3],)
+        shape = query.shape[:2] + (self.out_dim,)
         if out is None:
-            out = _empty_like(q, shape, query.dtype)
+            out = empty_like(q, shape, query.dtype)
         into = Pointer("out", out).dense("out", query.dtype, 3)
         self._same_device("out", into)
         if into.shape != shape:
@@ -142,33 +188,7 @@ class Layer:
                 args.sinks = ffi.cast("float *", Pointer("sinks", sinks).dense("sinks", "f32", 1).address)
             args.causal, args.invariant = int(causal), int(invariant)
             args.stream = stream_of(stream, self.pool.is_cuda, self.k.ordinal)
-            self._workspace(args)
+            Workspaces.of(self.pool).give("attention", args, lib.kv_attention_workspace_bytes, self.gpu,
+                                          self.k.ordinal)
             check(lib.kv_attention(args))
         return out
-
-    def _workspace(self, args: Any) -> None:
-        """The largest asked for so far, one a device and stream: calls on one stream take turns."""
-        need = ffi.new("size_t *")
-        check(lib.kv_attention_workspace_bytes(args, need))
-        args.workspace, args.workspace_bytes = ffi.NULL, 0
-        if not need[0]:
-            return
-        at = (self.gpu, int(ffi.cast("uintptr_t", args.stream)))
-        have = self.pool._workspaces.get(at)
-        if have is None or have[1] < need[0]:
-            have = self._new_workspace(int(need[0]))
-            self.pool._workspaces[at] = have
-        args.workspace = ffi.cast("void *", have[0])
-        args.workspace_bytes = have[1]
-
-    def _new_workspace(self, n: int) -> tuple[int, int, Any]:
-        align = lib.KV_WORKSPACE_ALIGN
-        if self.pool.is_cuda:
-            import torch
-
-            memory = torch.zeros(n + align, dtype=torch.uint8, device=f"cuda:{self.k.ordinal}")
-            address = memory.data_ptr()
-        else:
-            memory = np.zeros(n + align, np.uint8)
-            address = memory.ctypes.data
-        return (address + align - 1) // align * align, n, memory

@@ -35,9 +35,10 @@ class Pool:
         # Raw handles that must go before the pool does, whatever becomes of the objects around them.
         self._sequences: set[Any] = set()
         self._batches: set[Any] = set()
+        self._users: set[Any] = set()  # Groups, which go before it
         self._views: dict[tuple[int, int], View] = {}
         self._layers: dict[tuple[int, int], "Layer"] = {}
-        self._workspaces: dict[Any, Any] = {}
+        self._workspaces: Any = None
         info = ffi.new("struct kv_pool_info *")
         lib.kv_pool_info(pool, info)
         self.name = name
@@ -67,6 +68,10 @@ class Pool:
     def close(self) -> None:
         """Gives everything back and detaches. Doing it twice is fine."""
         with self._lock:
+            users = list(self._users)
+        for user in users:
+            user.close()
+        with self._lock:
             pool, self._pool = self._pool, None
             if pool is None:
                 return
@@ -78,7 +83,7 @@ class Pool:
             self._batches.clear()
             self._views.clear()
             self._layers.clear()
-            self._workspaces.clear()
+            self._workspaces = None
             lib.kv_pool_close(pool)
         self._client._pools.discard(self)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal language models of Hugging Face transformers with their K and V in shared pools.
+"""Causal language models of Hugging Face transformers with their KV and states in shared pools.
 
 ::
 
@@ -10,16 +10,18 @@
         for tokens, hit in engine.generate(prompts, max_new_tokens=64): ...
 
 Two of the framework's own extension points are used: a ``Cache``, whose update() writes into blocks, and an
-attention function, "kvclient", which reads them. Models stay as they are. All sequences of a step stand in one
-row of the input, prompts in chunks beside single tokens (continuous batching); prefixes that any
-process has computed with the same name and revision are found.
+attention function, "kvclient", which reads them. Of gated delta nets and of sparse indexers, for which it has
+none, the layer's forward is replaced while an Engine's step runs. All sequences of a step stand in one row of
+the input, prompts in chunks beside single tokens (continuous batching); prefixes that any process has
+computed with the same name and revision are found.
 
-Layers may differ (windows, sinks, soft caps, sizes of K and V). Models with recurrent layers, latent attention, or
-layers that read another layer's K and V are refused. Written for transformers 4.56 and newer, torch 2.1 and newer.
+Layers may differ: K and V of all tokens or of a window, with sinks and soft caps; latents (MLA), also with an
+indexer (DSA); states of gated delta nets. Layers that keep the same are a group with a pool of its own; a
+prefix is found where every group has it. Others are refused. Written for transformers 4.56 and newer, latents
+and states for 5.17 and newer; torch 2.1 and newer.
 """
 from __future__ import annotations
 
-import inspect
 import threading
 from collections import deque
 from typing import Any, Callable, Iterable, Optional, Sequence as Seq
@@ -27,39 +29,76 @@ from typing import Any, Callable, Iterable, Optional, Sequence as Seq
 import numpy as np
 import torch
 from transformers import Cache
-from transformers.cache_utils import DynamicCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .batch import Batch
 from .client import Client
-from .errors import NoRoom, TooLarge, UnsupportedError
-from .layout import Component, Layout
+from .errors import NoRoom, TooLarge
+from .families import DTYPES, Layers, cache_argument
+from .groups import Group, Groups, GroupSequence
+from .layout import Layout
 from .pool import Pool
-from .sequence import Sequence
+from .state import Lanes
 
 __all__ = ["Engine", "PagedCache"]
 
-_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-_running = threading.local()  # .step: (pool, batch) of the forward pass that this thread is in
+_running = threading.local()  # .step: of the forward pass that this thread is in
+
+
+def _step() -> Any:
+    return getattr(_running, "step", None)
+
+
+class _Step:
+    """The arrays of a step. Kernels read them until its event, so two take turns."""
+
+    def __init__(self, batches: dict[int, Batch], lanes: Optional[Lanes], engine: "Engine") -> None:
+        self.batches, self.lanes = batches, lanes
+        self.first = next(iter(batches.values()))
+        self._of = {kept.number: batches[i] for i, (_, _, layers) in enumerate(engine.kinds) if i in batches
+                    for kept in layers}
+        self.kept = engine.layers.kept
+        self.mask = torch.zeros((1, 1, 1, 1), device=engine.model.device) if engine.layers.sparse else None
+        self._event: Any = torch.cuda.Event() if engine.pool.is_cuda else None
+
+    def batch_of(self, kept: Any) -> Batch:
+        return self._of[kept.number]
+
+    def build(self, items: list[tuple[GroupSequence, int]]) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+        for i, batch in self.batches.items():
+            batch.build([(seq.part(i), n) for seq, n in items])
+            batch.copy()
+        if self.lanes is not None:
+            self.lanes.build(items)
+
+    def queued(self) -> None:
+        if self._event is not None:
+            self._event.record()
 
 
 class PagedCache(Cache):  # type: ignore[misc]
     """For one forward pass: what the model's layers hand over is written at the batch's slots."""
 
-    def __init__(self, pool: Pool, batch: Batch) -> None:
+    def __init__(self, step: _Step) -> None:
         super().__init__(layers=[])
-        self.pool, self.batch = pool, batch
+        self.step = step
 
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *_: Any, **__: Any) -> Any:
-        # [1, heads, tokens, dim], which is a view of [tokens, heads, dim] in most models.
-        rows = [x[0].transpose(0, 1) for x in (key_states, value_states)]
-        rows = [x if x[0].is_contiguous() else x.contiguous() for x in rows]
-        self.pool.layer(layer_idx).write(rows[0], rows[1], self.batch)
+        kept = self.step.kept[layer_idx]
+        kept.update(key_states, value_states, self.step.batch_of(kept))
         return key_states, value_states
 
     def get_seq_length(self, *_: Any, **__: Any) -> int:
         return 0
+
+    def get_query_offset(self, *_: Any, **__: Any) -> int:
+        return 0
+
+    def has_previous_state(self, *_: Any, **__: Any) -> bool:
+        return False
 
     def get_mask_sizes(self, query_length: Any, *_: Any, **__: Any) -> tuple[int, int]:
         n = query_length if isinstance(query_length, int) else len(query_length)
@@ -67,67 +106,37 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     @property
     def is_sliding(self) -> list[bool]:
-        return [False] * self.pool.n_layers
+        return [False] * len(self.step.kept)
+
+    @property
+    def is_linear(self) -> list[bool]:
+        return [False] * len(self.step.kept)
+
+    @property
+    def is_dummy(self) -> list[bool]:
+        return [False] * len(self.step.kept)
 
 
 def _attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: Optional[float] = None,
                dropout: float = 0.0, sliding_window: Optional[int] = None, softcap: Optional[float] = None,
-               s_aux: Any = None, **_: Any) -> tuple[Any, None]:
+               s_aux: Any = None, indices: Any = None, **_: Any) -> tuple[Any, None]:
     """Attention of the framework's interface over the blocks of the step that runs."""
-    pool, batch = _running.step
-    out = pool.layer(module.layer_idx).attention(
-        query[0].transpose(0, 1).contiguous(), batch, sm_scale=scaling or 0.0, softcap=softcap or 0.0,
-        window_left=sliding_window - 1 if sliding_window else -1,
-        sinks=None if s_aux is None else s_aux.float().contiguous())
+    step = _running.step
+    kept = step.kept[module.layer_idx]
+    out = kept.attend(query, step.batch_of(kept), scaling or 0.0, softcap=softcap or 0.0, indices=indices,
+                      window_left=sliding_window - 1 if sliding_window else -1,
+                      sinks=None if s_aux is None else s_aux.float().contiguous())
     return out[None], None
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Who sees whom follows from the batch."""
+def _no_mask(*_: Any, **__: Any) -> Any:
+    """Who sees whom follows from the batch. Indexers take a piece of a mask, which nobody looks at."""
+    step = _step()
+    return None if step is None else step.mask
 
 
 ALL_ATTENTION_FUNCTIONS.register("kvclient", _attention)
 ALL_MASK_ATTENTION_FUNCTIONS.register("kvclient", _no_mask)
-
-
-class _Recorder(DynamicCache):  # type: ignore[misc]
-    """Notes what each layer hands over for one token."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config=config)
-        self.found: dict[int, tuple[int, int, int]] = {}
-
-    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        self.found[layer_idx] = (key_states.shape[1], key_states.shape[3], value_states.shape[3])
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
-
-
-def _cache_argument(model: Any) -> str:
-    """Its name in forward(): past_key_values, or cache in newer versions."""
-    return "cache" if "cache" in inspect.signature(model.base_model.forward).parameters else "past_key_values"
-
-
-def layout_of(model: Any, block_tokens: int = 16) -> Layout:
-    """The layout of a model's pool, by running one token through it.
-
-    :raises UnsupportedError: a layer keeps something else than K and V of each token
-    """
-    config = model.config.get_text_config()
-    if getattr(config, "kv_lora_rank", None):
-        raise UnsupportedError(f"{type(model).__name__} keeps a latent, which its layers expand for all tokens "
-                               "before attention: kvclient's attention function sees too late what to read")
-    recorder = _Recorder(config)
-    token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    with torch.no_grad():
-        model(input_ids=token, use_cache=True, **{_cache_argument(model): recorder})
-    n_layers = config.num_hidden_layers
-    missing = [i for i in range(n_layers) if i not in recorder.found]
-    if missing:
-        raise UnsupportedError(f"layers {missing} of {type(model).__name__} don't keep K and V of each token")
-    dtype = _DTYPES[model.dtype]
-    return Layout([part for i in range(n_layers) for heads, k_dim, v_dim in [recorder.found[i]]
-                   for part in (Component(i, "k", heads, k_dim, dtype), Component(i, "v", heads, v_dim, dtype))],
-                  block_tokens)
 
 
 class _Request:
@@ -135,36 +144,73 @@ class _Request:
         self.index, self.n_new = index, n_new
         self.tokens = [int(token) for token in prompt]
         self.n_prompt = len(self.tokens)
-        self.seq: Optional[Sequence] = None
+        self.seq: Optional[GroupSequence] = None
         self.hit = 0
         self.counted = False
 
 
 class Engine:
-    """A model, its pool, and a scheduler for many sequences.
+    """A model, its pools, and a scheduler for many sequences.
 
     :param model: a causal language model, in eval mode; its attention becomes "kvclient"
-    :param name: of the pool; processes that say the same name, model and revision share it
+    :param name: of the pool; processes that say the same name, model and revision share it. Further pools
+        are NAME.window (or NAME.window.2, ...) and NAME.state.
     :param revision: which weights: pools can't tell them apart
     :param max_seqs: sequences in a step
     :param max_tokens: tokens in a step: longer prompts come in chunks
     :param max_len: tokens of a sequence
+    :param block_tokens: None: 64 with an indexer, else 16
+    :param interval: tokens from one kept state to the next: prefixes of models with states are multiples
+    :param max_bytes: of each pool; 0: no bound
     """
 
     def __init__(self, model: Any, client: Client, name: str, *, revision: Optional[str] = None,
-                 max_seqs: int = 32, max_tokens: int = 512, max_len: int = 4096, block_tokens: int = 16,
-                 max_bytes: int = 0) -> None:
+                 max_seqs: int = 32, max_tokens: int = 512, max_len: int = 4096,
+                 block_tokens: Optional[int] = None, interval: int = 256, max_bytes: int = 0) -> None:
         self.model = model
-        self.cache_argument = _cache_argument(model)
-        layout = layout_of(model, block_tokens)
+        self.cache_argument = cache_argument(model)
+        self.layers = Layers(model, _step)
+        block_tokens = block_tokens or (64 if self.layers.sparse else 16)
+        self.kinds = self.layers.groups()
         model.set_attn_implementation("kvclient")
-        self.pool = client.pool(name, model=type(model).__name__, revision=revision, layout=layout,
-                                max_bytes=max_bytes)
+        self.pools: list[Pool] = []
+        groups, names = [], {"full": "", "window": ".window", "state": ".state"}
+        used: dict[str, int] = {}
+        try:
+            for kind, window, layers in self.kinds:
+                used[kind] = used.get(kind, 0) + 1
+                suffix = names[kind] if self.pools else ""
+                if used[kind] > 1:
+                    suffix += f".{used[kind]}"
+                parts = [kept.components(DTYPES[model.dtype]) for kept in layers]
+                layout = Layout(sum(parts, []), 1 if kind == "state" else block_tokens)
+                pool = client.pool(name + suffix, model=type(model).__name__, revision=revision, layout=layout,
+                                   max_bytes=max_bytes)
+                self.pools.append(pool)
+                at = 0
+                for kept, part in zip(layers, parts):
+                    kept.bind(pool, at)
+                    at += len(part)
+                groups.append(Group(kind, pool, window=window, interval=interval if kind == "state" else 0))
+            self.groups = Groups(groups)
+        except BaseException:
+            self.close()
+            raise
+        self.pool = self.pools[0]
         self.max_seqs, self.max_tokens = max_seqs, max_tokens
-        self.batch = self.pool.batch(max_seqs, max_tokens, -(-max_len // block_tokens) + 1)
+        width = -(-max_len // block_tokens) + 1
+        self._steps = [_Step(
+            {i: group.pool.batch(max_seqs, max_tokens, width) for i, group in enumerate(groups)
+             if group.kind != "state"},
+            next((Lanes(self.groups, i, max_seqs, max_len) for i, group in enumerate(groups)
+                  if group.kind == "state"), None), self) for _ in range(2)]
 
     def close(self) -> None:
-        self.pool.close()
+        """Closes the pools; the model's layers are as they were, its attention "kvclient" until it is set anew."""
+        for pool in self.pools:
+            pool.close()
+        for kept in self.layers.kept.values():
+            kept.release()
 
     def __enter__(self) -> "Engine":
         return self
@@ -172,24 +218,29 @@ class Engine:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
+    def sequence(self) -> GroupSequence:
+        """An empty sequence, for step()."""
+        return self.groups.sequence()
+
     @torch.no_grad()
-    def step(self, items: Iterable[tuple[Sequence, int]]) -> Any:
+    def step(self, items: Iterable[tuple[GroupSequence, int]]) -> Any:
         """Computes the last n tokens of each sequence. Return: logits of each one's last, [n_seqs, vocab]."""
-        batch = self.batch.build(items)
-        device = self.model.device
-        batch.copy()
-        _running.step = (self.pool, batch)
+        step = self._steps[0]
+        self._steps.reverse()
+        step.build(list(items))
+        batch, device = step.first, self.model.device
+        last = batch.query_start_loc[1:].astype(np.int64) - 1
+        _running.step = step
         try:
-            out = self.model.base_model(
-                input_ids=batch.torch("tokens").long()[None].to(device, non_blocking=True),
-                position_ids=batch.torch("positions")[None].to(device, non_blocking=True),
-                use_cache=True, **{self.cache_argument: PagedCache(self.pool, batch)})
+            out = self.model(
+                input_ids=batch.torch("tokens").to(device, non_blocking=True).long()[None],
+                position_ids=batch.torch("positions").to(device, non_blocking=True)[None],
+                use_cache=True, logits_to_keep=torch.from_numpy(last).to(device),
+                **{self.cache_argument: PagedCache(step)})
         finally:
             del _running.step
-        last = torch.from_numpy(batch.query_start_loc[1:].astype(np.int64) - 1).to(device)
-        logits = self.model.get_output_embeddings()(out[0][0, last])
-        softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
-        return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+            step.queued()
+        return out.logits[0]
 
     def generate(self, prompts: Seq[Seq[int]], max_new_tokens: int,
                  choose: Optional[Callable[[Any], Any]] = None,
@@ -211,6 +262,7 @@ class Engine:
                 for (r, _), token in zip(work, tokens):
                     assert r.seq is not None
                     r.seq.publish()
+                    r.seq.done(len(r.seq))
                     if len(r.seq) < len(r.tokens):
                         continue  # a chunk of a prompt: its rest comes next
                     r.tokens.append(token)
@@ -226,7 +278,7 @@ class Engine:
     def _admit(self, waiting: "deque[_Request]", running: list[_Request]) -> None:
         while waiting and len(running) < self.max_seqs:
             r = waiting[0]
-            seq = self.pool.sequence()
+            seq = self.sequence()
             hit = seq.lookup(np.array(r.tokens, np.int32))
             try:
                 seq.reserve(len(r.tokens) + 1)
@@ -245,7 +297,7 @@ class Engine:
         work, left = [], self.max_tokens
         for r in sorted(running, key=lambda r: (len(r.tokens) - len(r.seq or []), r.index)):
             assert r.seq is not None
-            n = min(len(r.tokens) - len(r.seq), left)
+            n = min(len(r.tokens) - len(r.seq), left, r.seq.stop or left)
             if not n:
                 continue
             try:
