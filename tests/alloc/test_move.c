@@ -2,6 +2,7 @@
 /* alloc/move.c: which blocks would change their place so that extents run empty. */
 #include <check.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "tests/alloc/chain.h"
 #include "tests/support/expect.h"
@@ -78,6 +79,40 @@ START_TEST(the_emptiest_extents_run_empty_into_the_fullest)
 }
 END_TEST
 
+/* While one batch is copied the next one is planned: no block and no place is in both. */
+START_TEST(a_batch_is_planned_while_another_is_under_way)
+{
+	static const uint32_t n_cached[] = {5, 1, 5, 2, 5, 1, 4};
+	struct kv_books_move first[MOST];
+	uint32_t n_empty, n, more;
+	char text[256];
+
+	lay_out(n_cached, COUNT(n_cached));
+	n = plan(1, &n_empty);
+	ck_assert_uint_eq(n_empty, 1);
+	memcpy(first, moves, sizeof(first));
+	more = plan(2, &n_empty);
+	ck_assert_uint_eq(n_empty, 2);
+	ck_assert_uint_gt(more, 0);
+	ck_assert_uint_eq(b->n_moving, n + more);
+	for (uint32_t i = 0; i < n; i++)
+		for (uint32_t k = 0; k < more; k++)
+			expect(first[i].from != moves[k].from && first[i].to != moves[k].to &&
+				       first[i].to / EXTENT != moves[k].from / EXTENT &&
+				       moves[k].to / EXTENT != first[i].from / EXTENT,
+			       "move %u of the first and %u of the second", i, k);
+	ck_assert_uint_eq(kv_books_move_end(b, first, n, true), n);
+	ck_assert_uint_eq(kv_books_move_end(b, moves, more, true), more);
+	ck_assert_uint_eq(b->n_moving, 0);
+	ck_assert_uint_eq(b->n_cached, 23);
+	ck_assert_uint_eq(kv_space_n_spare(&b->space), 3);
+	expect(!kv_books_check(b, NULL, text, sizeof(text)), "%s", text);
+	/* Those that have moved are still found in the order in which they go. */
+	ck_assert_uint_eq(kv_books_evict(b, 23, true), 23);
+	expect(!kv_books_check(b, NULL, text, sizeof(text)), "%s", text);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("alloc/move");
@@ -89,6 +124,7 @@ int main(void)
 	tcase_add_checked_fixture(tcase, setup, teardown);
 	tcase_add_test(tcase, extents_that_fit_nowhere_are_tried_once);
 	tcase_add_test(tcase, the_emptiest_extents_run_empty_into_the_fullest);
+	tcase_add_test(tcase, a_batch_is_planned_while_another_is_under_way);
 	suite_add_tcase(suite, tcase);
 	srunner_run_all(runner, CK_ENV);
 	n_failed = srunner_ntests_failed(runner);
