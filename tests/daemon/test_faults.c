@@ -140,7 +140,7 @@ int __wrap_kv_socket_wait(int fd, short events, int64_t deadline_ns)
 			return 0;
 		if (kv_now() >= deadline_ns)
 			return -ETIMEDOUT;
-		inside_zero();
+		inside_zero(false);
 		inside_advance(pause);
 	}
 }
@@ -256,7 +256,7 @@ static void honest_ends(void)
 /* Return: how many calls failed. */
 static int try(int n)
 {
-	inside_start();
+	inside_start(false);
 	honest_begins();
 	fault.left = n;
 	fault.n_failed = 0;
@@ -320,7 +320,7 @@ START_TEST(interrupted_calls_are_made_again)
 	fault.call = calls[_i / 2];
 	fault.error = EINTR;
 	fault.every_second = true;
-	inside_start();
+	inside_start(false);
 	fault.armed = true;
 	honest_begins();
 	for (int i = 0; i < 20; i++)
@@ -344,7 +344,7 @@ START_TEST(a_clock_that_jumps_ends_waits_and_nothing_else)
 	kv_block_id all[127 - N_HONEST], one;
 
 	memset(&fault, 0, sizeof(fault));
-	inside_start();
+	inside_start(false);
 	honest_begins();
 	expect(!open_pool(honest, "honest", &second), "%s", kv_error_text());
 	for (int i = 0; i < 3; i++) {

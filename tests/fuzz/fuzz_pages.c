@@ -3,8 +3,8 @@
  * Real clients of the library at work in two pools, while words of the pages that clients of pool
  * "a" may write change under their hands: rings, ops, grants, counters, descriptors, stamps,
  * holders, tokens. Clients of "a" may be refused, cut off or miss their cache; they and the daemon
- * must not crash or hang. The client of pool "b" sees nothing of it: every call is answered as ever
- * and its blocks are its own. Built and run as fuzz_wire.c says.
+ * must not crash or hang. The clients of pool "b", one of which only reads, see nothing of it: every
+ * call is answered as ever and its blocks are its own. Built and run as fuzz_wire.c says.
  *
  * Input: actions of eight bytes, struct action. Client and daemon are one process (inside.h): while
  * a client waits, the daemon works and time goes on.
@@ -21,7 +21,7 @@
 #include "tests/fuzz/inside.h"
 #include "tests/fuzz/pages_input.h"
 
-#define N_CLIENTS    3 /* the last one is in pool "b", the first one's session pages are written */
+/* The first one's session pages are written. The third is in pool "b", the last one reads it. */
 #define N_SEQS	     4
 #define MAX_TAKEN    128
 #define BLOCK_TOKENS 16
@@ -63,12 +63,17 @@ int __wrap_kv_socket_wait(int fd, short events, int64_t deadline_ns)
 			return 0;
 		if (kv_now() >= deadline_ns)
 			return -ETIMEDOUT;
-		inside_zero();
+		inside_zero(false);
 		inside_advance(pause);
 	}
 }
 
 static bool is_honest(const struct user *u)
+{
+	return u >= &users[N_CLIENTS - 2];
+}
+
+static bool is_reader(const struct user *u)
 {
 	return u == &users[N_CLIENTS - 1];
 }
@@ -87,7 +92,7 @@ static void join(struct user *u)
 	static const struct kv_layout layout = {KV_LAYOUT_FLAT, 0, BLOCK_TOKENS, 2, components};
 	KV_OPTIONS(kv_pool_options, what, .name = is_honest(u) ? "b" : "a", .layout = &layout,
 		   /* so few that the cache has to go */
-		   .max_bytes = 1 << 18, .mapped = 1);
+		   .max_bytes = 1 << 18, .mapped = 1, .read_only = is_reader(u));
 
 	u->n_taken = 0;
 	if (heard(u, kv_pool_open(u->client, &what, &u->pool)) < 0)
@@ -171,6 +176,23 @@ static void grow(struct user *u, struct kv_seq *seq, uint32_t number, size_t n, 
 	    heard(u, kv_seq_append(seq, prompt(number) + len, n - len)))
 		return;
 	compute(u, seq, len);
+}
+
+/* Nobody else runs meanwhile: what was found is still there. */
+static void peek(struct user *u, const struct action *a)
+{
+	const int32_t *tokens = prompt(a->a);
+	kv_block_id ids[MAX_LEN / BLOCK_TOKENS];
+	uint64_t words[MAX_LEN / BLOCK_TOKENS];
+	int64_t n = kv_pool_peek(u->pool, tokens, a->b % MAX_LEN + 1, ids, words,
+				 MAX_LEN / BLOCK_TOKENS);
+
+	for (int64_t i = 0; i < heard(u, (int)n); i++)
+		inside_must(*bytes_of(u, ids[i]) ==
+				    (uint32_t)tokens[(i + 1) * BLOCK_TOKENS - 1],
+			    "block %lld of a prefix that was looked at has other bytes", (long long)i);
+	inside_must(n < 0 || kv_pool_peeked(u->pool, ids, words, (size_t)n) == (size_t)n,
+		    "what was looked at has changed");
 }
 
 static void begin(struct user *u, struct kv_seq **seq, const struct action *a)
@@ -307,8 +329,15 @@ static void act(struct user *u, const struct action *a)
 {
 	struct kv_seq **seq = &u->seqs[a->a % N_SEQS];
 	size_t len = *seq ? kv_seq_len(*seq) : 0;
+	uint32_t kind = a->kind % N_ACTIONS;
 
-	switch (a->kind % N_ACTIONS) {
+	if (is_reader(u) && kind < ACT_PING) {
+		inside_must(kv_blocks_take(u->pool, 1, u->taken, 0) == -EACCES,
+			    "who only reads may lease");
+		peek(u, a);
+		return;
+	}
+	switch (kind) {
 	case ACT_TAKE:
 		take(u, a->b % MAX_TAKEN, a->a % 4 * KV_MSEC);
 		break;
@@ -368,7 +397,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	KV_OPTIONS(kv_connect_options, how, .socket = "/", .name = "fuzz");
 	struct action a;
 
-	inside_start();
+	inside_start(size >= sizeof(a) && data[offsetof(struct action, user)] & PAGES_ISOLATE);
 	memset(users, 0, sizeof(users));
 	for (struct user *u = users; u < users + N_CLIENTS; u++) {
 		inside_must(!kv_connect(&how, &u->client), "%s", kv_error_text());
@@ -378,10 +407,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		memcpy(&a, data, sizeof(a));
 		data += sizeof(a);
 		size -= sizeof(a);
-		if (users[a.user % N_CLIENTS].pool)
-			act(&users[a.user % N_CLIENTS], &a);
+		a.user = a.user % PAGES_ISOLATE % N_CLIENTS;
+		if (users[a.user].pool)
+			act(&users[a.user], &a);
 		else
-			join(&users[a.user % N_CLIENTS]);
+			join(&users[a.user]);
 		if (n % 16 == 0)
 			inside_check("a");
 	}

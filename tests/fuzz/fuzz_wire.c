@@ -65,7 +65,9 @@ static void *map(int fd, uint64_t bytes)
 	return p;
 }
 
-/* The pages a client gets, and that it can neither shrink, grow nor seal anew; nor write the index.
+/*
+ * The pages a client gets, and that it can neither shrink, grow nor seal anew; nor write the index,
+ * nor the blocks if it only reads.
  */
 static void take_pages(struct connection *c, const struct kv_msg_pool_opened *msg, const int *fds)
 {
@@ -83,7 +85,12 @@ static void take_pages(struct connection *c, const struct kv_msg_pool_opened *ms
 					   .session_id = msg->session_id,
 					   .token = msg->token,
 					   .slot = msg->slot};
-	c->blocks = map(fds[1], c->blocks_bytes);
+	if ((fcntl(fds[1], F_GETFL) & O_ACCMODE) == O_RDONLY)
+		inside_must(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0) ==
+				    MAP_FAILED,
+			    "who only reads can write the blocks");
+	else
+		c->blocks = map(fds[1], c->blocks_bytes);
 	c->session = map(fds[2], c->session_bytes);
 }
 
@@ -124,6 +131,7 @@ static uint32_t make_fds(int *fds, uint32_t n)
 
 static void send_message(struct connection *c, const uint8_t *payload, size_t bytes)
 {
+	static const char nowhere[] = "/nowhere/kvcached";
 	static uint8_t packet[KV_WIRE_MAX * 2];
 	struct kv_wire_head *head = (void *)packet;
 	struct step_message how;
@@ -147,8 +155,9 @@ static void send_message(struct connection *c, const uint8_t *payload, size_t by
 		head->size += (how.flags & STEP_SIZE) != 0;
 	}
 	/* It would run what the input names; root may ask for that. */
-	if (size > sizeof(*head) && head->type == KV_MSG_RESTART)
-		packet[sizeof(*head)] = 0;
+	if (size > sizeof(*head) + sizeof(nowhere) && head->type == KV_MSG_RESTART &&
+	    packet[sizeof(*head)] == '/')
+		memcpy(packet + sizeof(*head), nowhere, sizeof(nowhere));
 	n = make_fds(fds, how.n_fds % 8);
 	if (size)
 		kv_socket_send(c->fd, packet, size, fds, n, 1);
@@ -178,11 +187,13 @@ static void scribble(const struct kv_daemon *d, struct connection *c, const uint
 	uint64_t size;
 	char *at;
 
-	if (bytes < sizeof(s) || !c->session)
+	if (bytes < sizeof(s))
 		return;
 	memcpy(&s, payload, sizeof(s));
 	s.bytes %= 9;
 	at = s.where % 2 ? c->blocks : (void *)c->session;
+	if (!at)
+		return;
 	size = s.where % 2 ? c->blocks_bytes : c->session_bytes;
 	memcpy(at + s.offset % (size - 8), &s.value, s.bytes);
 	if (s.where % 2 && name)
@@ -271,7 +282,7 @@ static void do_step(struct kv_daemon *d, const struct step *step, const uint8_t 
 		inside_advance(ms * KV_MSEC);
 		break;
 	case STEP_ZERO:
-		inside_zero();
+		inside_zero(step->bytes && payload[0]);
 		break;
 	case STEP_RESTART:
 		restart();
@@ -284,7 +295,7 @@ static void do_step(struct kv_daemon *d, const struct step *step, const uint8_t 
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	struct kv_daemon *d = inside_start();
+	struct kv_daemon *d = inside_start(size && data[0] == STEP_ISOLATE);
 	const uint8_t *payload;
 	struct step step;
 	size_t at = 0;
@@ -295,6 +306,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		connections[i] = (struct connection){.fd = -1};
 	while (n++ < MAX_STEPS && step_next(data, size, &at, &step, &payload)) {
 		do_step(d, &step, payload);
+		if (d->stopping)
+			restart();
 		if (n % 16 == 0)
 			inside_check(scribbled);
 	}

@@ -17,6 +17,7 @@
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
 #include "include/internal/socket.h"
+#include "kernels/memory.h"
 #include "tests/fuzz/inside.h"
 
 static struct kv_daemon daemon_;
@@ -119,9 +120,9 @@ bool inside_is_keeper(int fd)
 	return fd == keeper[0];
 }
 
-struct kv_daemon *inside_start(void)
+struct kv_daemon *inside_start(bool isolate)
 {
-	uint64_t bytes = INSIDE_ARENA, size = (uint64_t)1 << 20;
+	uint64_t bytes = INSIDE_ARENA, size = isolate ? INSIDE_GRANULE : (uint64_t)1 << 20;
 	struct kv_daemon *d;
 	void *map;
 
@@ -131,9 +132,10 @@ struct kv_daemon *inside_start(void)
 	d->n_gpus = 1;
 	d->gpus[0].ops = &kv_device_host;
 	must(d->gpus[0].ops->info(0, &d->gpus[0].info));
-	must(d->gpus[0].ops->arena_new(0, bytes, 0, 0, &d->gpus[0].arena));
+	must(d->gpus[0].ops->arena_new(0, bytes, 0, isolate ? size : 0, &d->gpus[0].arena));
 	must(kv_journal_new(d, size, kv_extents_map_bytes(1, &bytes, size), &map));
 	kv_extents_init_in(&d->extents, 1, &bytes, size, true, map);
+	must(kv_isolate_start(d, true));
 	keep();
 	return d;
 }
@@ -258,21 +260,65 @@ void inside_advance(int64_t ns)
 	inside_step();
 }
 
+/* The arena as a mover has it, in one piece. */
+static char *map_arena(void)
+{
+	const struct kv_arena *arena = daemon_.gpus[0].arena;
+	uint64_t bytes = arena->export.granule_bytes;
+	char *at = mmap(NULL, INSIDE_ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	inside_must(at != MAP_FAILED, "addresses of the arena: %m");
+	for (uint32_t i = 0; i < arena->export.n_fds; i++)
+		inside_must(mmap(at + i * bytes, bytes, PROT_READ | PROT_WRITE,
+				 MAP_SHARED | MAP_FIXED, arena->fds[i], 0) != MAP_FAILED,
+			    "mmap of granule %u: %m", i);
+	return at;
+}
+
 /* A batch of compaction, as a mover does it. */
 static void copy_blocks(const struct kv_mover_copy *copy)
 {
-	const struct kv_arena *arena = daemon_.gpus[0].arena;
 	uint64_t bytes = copy->job.bytes;
-	char *at = mmap(NULL, INSIDE_ARENA, PROT_READ | PROT_WRITE, MAP_SHARED, arena->fds[0], 0);
+	char *at = map_arena();
 
-	inside_must(at != MAP_FAILED, "mmap of the arena: %m");
 	for (uint32_t i = 0; i < copy->job.n_pairs; i++)
 		memcpy(at + (uint64_t)copy->pairs[i][1] * bytes,
 		       at + (uint64_t)copy->pairs[i][0] * bytes, bytes);
 	munmap(at, INSIDE_ARENA);
 }
 
-void inside_zero(void)
+static void renew(uint32_t granule, bool poor)
+{
+	int fd = -1;
+
+	if (poor) {
+		kv_isolate_withheld(&daemon_, 0, granule);
+		return;
+	}
+	must(kv_memory_host_new(INSIDE_GRANULE, &fd));
+	kv_isolate_renewed(&daemon_, 0, granule, fd);
+	kv_extents_cleaned(&daemon_.extents, 0, granule, 1);
+}
+
+static void clean_granules(bool poor)
+{
+	bool is_new;
+	uint32_t i;
+
+	while (kv_isolate_next(&daemon_, 0, &i, &is_new)) {
+		if (is_new) {
+			renew(i, poor);
+		} else {
+			char *at = map_arena();
+
+			memset(at + i * INSIDE_GRANULE, 0, INSIDE_GRANULE);
+			munmap(at, INSIDE_ARENA);
+			kv_extents_cleaned(&daemon_.extents, 0, i, 1);
+		}
+	}
+}
+
+void inside_zero(bool poor)
 {
 	const struct kv_mover_copy *copy = kv_compact_job(&daemon_, 0);
 	uint32_t first, n;
@@ -281,7 +327,9 @@ void inside_zero(void)
 		copy_blocks(copy);
 		kv_compact_done(&daemon_, 0, true);
 	}
-	while ((n = kv_extents_scrub(&daemon_.extents, 0, 1, &first)))
+	if (daemon_.isolation)
+		clean_granules(poor);
+	while (!daemon_.isolation && (n = kv_extents_scrub(&daemon_.extents, 0, 1, &first)))
 		kv_extents_cleaned(&daemon_.extents, 0, first, n);
 	kv_capacity_serve(&daemon_);
 	inside_step();
@@ -337,7 +385,7 @@ void inside_is_quiet(void)
 
 	/* What is being copied is, and is where it was or at its new place then. */
 	for (int i = 0; kv_compact_runs(d) && i < 100; i++)
-		inside_zero();
+		inside_zero(false);
 	inside_must(!d->n_peers && !d->n_sessions, "%u peers and %u sessions of ended processes",
 		    d->n_peers, d->n_sessions);
 	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {

@@ -25,8 +25,12 @@ struct kv_daemon;
 void inside_abort(const char *function, int line, const char *format, ...)
 	__attribute__((format(printf, 3, 4), noreturn));
 
-/* inside_start() - a new daemon; inside_stop() ends it and sees that no descriptor is left open */
-struct kv_daemon *inside_start(void);
+/*
+ * inside_start() - a new daemon; inside_stop() ends it and sees that no descriptor is left open
+ * @isolate: as kvcached --isolate has it, in granules of INSIDE_GRANULE
+ */
+#define INSIDE_GRANULE ((uint64_t)2 << 20)
+struct kv_daemon *inside_start(bool isolate);
 void inside_stop(void);
 
 /**
@@ -67,8 +71,12 @@ uint64_t inside_peer_of(uint64_t session);
 /* What the linker puts in place of sched_yield() where the library is linked in: time goes on. */
 int __wrap_sched_yield(void);
 
-/* inside_zero() - what movers would do: dirty extents are zeroed, blocks that move copied */
-void inside_zero(void);
+/*
+ * inside_zero() - what movers would do: dirty extents are zeroed, blocks that move copied, granules
+ * renewed
+ * @poor: but there is no memory for new granules
+ */
+void inside_zero(bool poor);
 
 /**
  * inside_check() - the books must balance

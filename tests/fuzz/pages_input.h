@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #define MAX_ACTIONS 160
+#define N_CLIENTS   4
 
 enum action_kind {
 	ACT_TAKE,
@@ -26,9 +27,11 @@ enum action_kind {
 	N_ACTIONS = 16
 };
 
+#define PAGES_ISOLATE 0x80 /* in the first action's user: the daemon hands out granules */
+
 struct action {
 	uint8_t kind; /* mod N_ACTIONS */
-	uint8_t user;
+	uint8_t user; /* mod PAGES_ISOLATE, mod N_CLIENTS */
 	uint16_t a;
 	uint32_t b;
 };

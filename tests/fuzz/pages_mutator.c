@@ -19,7 +19,7 @@ static uint32_t below(uint32_t n)
 static struct action make(void)
 {
 	return (struct action){.kind = (uint8_t)below(N_ACTIONS),
-			       .user = (uint8_t)below(3),
+			       .user = (uint8_t)below(N_CLIENTS),
 			       .a = (uint16_t)below(below(2) ? 64 : 65536),
 			       .b = (uint32_t)rand_r(&random_state) ^ below(65536) << 16};
 }
@@ -52,7 +52,7 @@ static uint32_t mutate(struct action *list, uint32_t n, uint32_t room)
 	case 1:
 		return insert(list, n, room, below(n + 1), list[i]);
 	case 2:
-		list[i].user = (uint8_t)below(3);
+		list[i].user = (uint8_t)below(N_CLIENTS);
 		break;
 	case 3:
 		list[i].a = (uint16_t)(below(2) ? list[i].a ^ 1u << below(16) : make().a);
@@ -77,6 +77,8 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 	memcpy(list, data, n * sizeof(*list));
 	for (uint32_t times = 1 + below(4); times; times--)
 		n = mutate(list, n, room);
+	if (n && below(20) == 0)
+		list[0].user ^= PAGES_ISOLATE;
 	memcpy(data, list, n * sizeof(*list));
 	return n * sizeof(*list);
 }

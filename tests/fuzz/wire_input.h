@@ -24,9 +24,10 @@ enum step_kind {
 	STEP_SCRIBBLE, /* struct step_scribble */
 	STEP_OP,       /* struct kv_op, or its first bytes: posted in the ring of ops */
 	STEP_TIME,     /* milliseconds u16 */
-	STEP_ZERO,     /* the mover does its work */
+	STEP_ZERO,     /* the mover does its work; first byte not 0: there's no new memory for granules */
 	STEP_RESTART,  /* the worker dies, another takes over */
 	STEP_RESUME, /* connects anew, says hello, and takes its session up; payload is xored in */
+	STEP_ISOLATE, /* the first one: the daemon hands out granules; else nothing */
 	N_STEP_KINDS
 };
 

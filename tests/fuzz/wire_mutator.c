@@ -115,15 +115,50 @@ static size_t print(const struct script *s, uint8_t *out, size_t max_size)
 
 /* ---- steps as a client might make them ---- */
 
-/* POOL_OPEN of one of three names, with one of a few layouts, or none. */
-static size_t make_open(uint8_t *body)
+/* Bodies, without the head, of messages as a client might send them. Each returns its bytes. */
+typedef size_t make_fn(uint8_t *body);
+
+#define MOST_BODY (sizeof(struct kv_msg_restart) + 64)
+
+static size_t body_of(uint8_t *body, const void *msg, size_t size)
 {
 	const size_t head = sizeof(struct kv_wire_head);
+
+	memcpy(body, (const char *)msg + head, size - head);
+	return size - head;
+}
+
+static char pool_name(void)
+{
+	return (char)('a' + below(3));
+}
+
+static uint64_t some_mib(void)
+{
+	return (uint64_t)below(9) << 20;
+}
+
+static size_t make_plain(uint8_t *body)
+{
+	(void)body;
+	return 0;
+}
+
+static size_t make_hello(uint8_t *body)
+{
+	struct kv_msg_hello m = {.name = "fuzz", .version = "0.1.0"};
+
+	return body_of(body, &m, sizeof(m));
+}
+
+/* One of three names, with one of a few layouts, or none. */
+static size_t make_open(uint8_t *body)
+{
 	struct kv_component components[2] = {{.role = KV_ROLE_K}, {.role = KV_ROLE_V}};
 	struct kv_msg_pool_open m = {.model = "m", .tp_ranks = 1, .gpu_mask = 1};
-	size_t list = below(4) ? sizeof(components) : 0;
+	size_t list = below(4) ? sizeof(components) : 0, size;
 
-	m.name[0] = (char)('a' + below(3));
+	m.name[0] = pool_name();
 	m.min_bytes = below(3) ? 0 : (uint64_t)below(8) << 20;
 	m.max_bytes = below(3) ? 0 : (uint64_t)(1 + below(8)) << 20;
 	if (list) {
@@ -139,68 +174,144 @@ static size_t make_open(uint8_t *body)
 	}
 	if (below(16) == 0)
 		memset(m.revision, below(2) ? 'x' : 0, KV_NAME_MAX);
-	memcpy(body, (char *)&m + head, sizeof(m) - head);
-	memcpy(body + sizeof(m) - head, components, list);
-	return sizeof(m) - head + list;
+	size = body_of(body, &m, sizeof(m));
+	memcpy(body + size, components, list);
+	return size + list;
 }
 
-/* Body of a message without its head. Return: bytes. */
+static size_t make_lease(uint8_t *body)
+{
+	struct kv_msg_lease m = {.n = below(3) ? below(600) : below(5000),
+				 .extra = below(300),
+				 .timeout_ns = below(2) ? 0 : (int64_t)below(100) * KV_MSEC};
+
+	return body_of(body, &m, sizeof(m));
+}
+
+static size_t make_arena(uint8_t *body)
+{
+	struct kv_msg_arena m = {.gpu = below(8) == 0, .first_fd = below(3)};
+
+	return body_of(body, &m, sizeof(m));
+}
+
+static size_t make_stats(uint8_t *body)
+{
+	struct kv_msg_stats m = {.kind = below(KV_STAT_HISTORY + 2), .first = below(3)};
+
+	return body_of(body, &m, sizeof(m));
+}
+
+/* Those that there are, and others. */
+static size_t make_granules(uint8_t *body)
+{
+	struct kv_msg_granules m = {.gpu = below(8) == 0, .n = below(8) ? below(9) : below(300)};
+
+	for (uint32_t i = 0; i < m.n && i < KV_WIRE_MAX_FDS; i++)
+		m.index[i] = below(8) ? below(4) : (uint32_t)value_that_hurts();
+	return body_of(body, &m, sizeof(m));
+}
+
+static size_t make_set(uint8_t *body)
+{
+	struct kv_msg_pool_set m = {.change = below(16),
+				    .weight = below(1000),
+				    .min_bytes = some_mib(),
+				    .max_bytes = some_mib(),
+				    .revision = below(4) ? 0 : below(5)};
+
+	m.name[0] = pool_name();
+	return body_of(body, &m, sizeof(m));
+}
+
+static size_t make_compact(uint8_t *body)
+{
+	struct kv_msg_compact m = {.rate = below(3) ? 0 : some_mib()};
+
+	m.name[0] = pool_name();
+	return body_of(body, &m, sizeof(m));
+}
+
+static size_t make_name(uint8_t *body)
+{
+	struct kv_msg_drop m;
+
+	memset(m.name, below(8) ? 0 : 'x', sizeof(m.name));
+	m.name[0] = pool_name();
+	return body_of(body, &m, sizeof(m));
+}
+
+/* STEP_RESUME makes those that succeed. */
+static size_t make_resume(uint8_t *body)
+{
+	struct kv_msg_resume m = {.boot_nonce = 1,
+				  .pool_id = 1 + below(3),
+				  .session_id = 1 + below(4),
+				  .token = value_that_hurts(),
+				  .slot = below(5)};
+
+	return body_of(body, &m, sizeof(m));
+}
+
+static size_t make_restart(uint8_t *body)
+{
+	struct kv_msg_restart m;
+
+	memset(m.binary, below(8) ? 0 : 'x', sizeof(m.binary));
+	m.binary[0] = below(2) ? 0 : '/';
+	return body_of(body, &m, sizeof(m));
+}
+
+/*
+ * All that daemon/peer.c answers to (tests/fuzz/complete.sh sees to it), how often each is made, and
+ * one that nobody knows.
+ */
+static const struct {
+	uint16_t type;
+	uint16_t weight;
+	make_fn *make;
+} messages[] = {
+	{KV_MSG_HELLO, 2, make_hello},	     {KV_MSG_PING, 2, make_plain},
+	{KV_MSG_POOL_OPEN, 4, make_open},    {KV_MSG_POOL_OPEN_READ, 2, make_open},
+	{KV_MSG_POOL_CLOSE, 2, make_plain},  {KV_MSG_POOL_LAYOUT, 2, make_plain},
+	{KV_MSG_ARENA, 2, make_arena},	     {KV_MSG_GRANULES, 3, make_granules},
+	{KV_MSG_LEASE, 6, make_lease},	     {KV_MSG_WANT, 2, make_lease},
+	{KV_MSG_KICK, 2, make_plain},	     {KV_MSG_STATS, 2, make_stats},
+	{KV_MSG_CHECK, 2, make_plain},	     {KV_MSG_POOL_DROP, 2, make_name},
+	{KV_MSG_POOL_EPOCH, 2, make_name},   {KV_MSG_POOL_SET, 4, make_set},
+	{KV_MSG_POOL_COMPACT, 2, make_compact}, {KV_MSG_RESUME, 2, make_resume},
+	{KV_MSG_RESTART, 1, make_restart},   {0, 1, make_plain},
+};
+
+#define N_MESSAGES (sizeof(messages) / sizeof(messages[0]))
+
+static uint16_t some_type(void)
+{
+	uint32_t sum = 0, at;
+
+	for (size_t i = 0; i < N_MESSAGES; i++)
+		sum += messages[i].weight;
+	at = below(sum);
+	for (size_t i = 0; i < N_MESSAGES; i++) {
+		if (at < messages[i].weight)
+			return messages[i].type;
+		at -= messages[i].weight;
+	}
+	return 0;
+}
+
 static size_t make_body(uint16_t type, uint8_t *body)
 {
-	const size_t head = sizeof(struct kv_wire_head);
-
-	if (type == KV_MSG_HELLO) {
-		struct kv_msg_hello m = {.name = "fuzz", .version = "0.1.0"};
-
-		memcpy(body, (char *)&m + head, sizeof(m) - head);
-		return sizeof(m) - head;
-	}
-	if (type == KV_MSG_POOL_OPEN)
-		return make_open(body);
-	if (type == KV_MSG_LEASE || type == KV_MSG_WANT) {
-		struct kv_msg_lease m = {.n = below(3) ? below(600) : below(5000),
-					 .extra = below(300),
-					 .timeout_ns =
-						 below(2) ? 0 : (int64_t)below(100) * KV_MSEC};
-
-		memcpy(body, (char *)&m + head, sizeof(m) - head);
-		return sizeof(m) - head;
-	}
-	if (type == KV_MSG_ARENA || type == KV_MSG_STATS) {
-		uint32_t two[] = {below(5), below(3)};
-
-		memcpy(body, two, sizeof(two));
-		return sizeof(two);
-	}
-	if (type == KV_MSG_POOL_SET) {
-		struct kv_msg_pool_set m = {.change = below(16),
-					    .weight = below(1000),
-					    .min_bytes = (uint64_t)below(9) << 20,
-					    .max_bytes = (uint64_t)below(9) << 20,
-					    .revision = below(4) ? 0 : below(5)};
-
-		m.name[0] = (char)('a' + below(3));
-		memcpy(body, (char *)&m + head, sizeof(m) - head);
-		return sizeof(m) - head;
-	}
-	if (type == KV_MSG_POOL_COMPACT) {
-		struct kv_msg_compact m = {.rate = below(3) ? 0 : (uint64_t)below(9) << 20};
-
-		m.name[0] = (char)('a' + below(3));
-		memcpy(body, (char *)&m + head, sizeof(m) - head);
-		return sizeof(m) - head;
-	}
-	if (type == KV_MSG_POOL_DROP || type == KV_MSG_POOL_EPOCH) {
-		memset(body, below(8) ? 0 : 'x', KV_NAME_MAX);
-		body[0] = (uint8_t)('a' + below(3));
-		return KV_NAME_MAX;
+	for (size_t i = 0; i < N_MESSAGES; i++) {
+		if (messages[i].type == type)
+			return messages[i].make(body);
 	}
 	return 0;
 }
 
 static void make_message(struct script *s, uint32_t at, uint8_t connection, uint16_t type)
 {
-	uint8_t payload[sizeof(struct step_message) + 4096];
+	uint8_t payload[sizeof(struct step_message) + MOST_BODY];
 	struct step_message how = {.type = type};
 	struct step step = {.kind = STEP_MESSAGE, .connection = connection};
 
@@ -242,23 +353,21 @@ static void make_scribble(struct script *s, uint32_t at, uint8_t connection)
 
 static void make_step(struct script *s)
 {
-	static const uint16_t types[] = {
-		KV_MSG_HELLO,	   KV_MSG_PING,	       KV_MSG_POOL_OPEN, KV_MSG_POOL_OPEN,
-		KV_MSG_POOL_CLOSE, KV_MSG_POOL_LAYOUT, KV_MSG_ARENA,	 KV_MSG_LEASE,
-		KV_MSG_LEASE,	   KV_MSG_LEASE,       KV_MSG_WANT,	 KV_MSG_KICK,
-		KV_MSG_STATS,	   KV_MSG_CHECK,       KV_MSG_POOL_DROP, KV_MSG_POOL_SET,
-		KV_MSG_POOL_SET,   KV_MSG_POOL_EPOCH,  KV_MSG_RESUME,	 KV_MSG_POOL_COMPACT,
-		0};
 	uint32_t at = below(s->n + 1);
 	uint8_t connection = (uint8_t)below(N_CONNECTIONS);
 	struct step step = {.kind = (uint8_t)below(N_STEP_KINDS), .connection = connection};
-	uint16_t ms = (uint16_t)(below(4) ? below(10) : below(65536));
+	uint16_t ms = (uint16_t)(below(4) ? below(10) : below(65536)); /* or how poor */
 
+	if (below(40) == 0) {
+		insert(s, 0, (struct step){STEP_ISOLATE, 0, 0}, "");
+		return;
+	}
 	switch (below(9)) {
 	case 0: /* a client that has a pool */
 		insert(s, at, (struct step){STEP_READ, connection, 0}, "");
 		make_message(s, at, connection, KV_MSG_LEASE);
-		make_message(s, at, connection, KV_MSG_POOL_OPEN);
+		make_message(s, at, connection,
+			     below(5) ? KV_MSG_POOL_OPEN : KV_MSG_POOL_OPEN_READ);
 		make_message(s, at, connection, KV_MSG_HELLO);
 		insert(s, at, (struct step){STEP_CONNECT, connection, 0}, "");
 		break;
@@ -269,7 +378,8 @@ static void make_step(struct script *s)
 		make_scribble(s, at, connection);
 		break;
 	case 3:
-		if (step.kind == STEP_TIME || (step.kind == STEP_RESUME && below(4) == 0))
+		if (step.kind == STEP_TIME || step.kind == STEP_ZERO ||
+		    (step.kind == STEP_RESUME && below(4) == 0))
 			step.bytes = sizeof(ms);
 		insert(s, at, step, &ms);
 		break;
@@ -278,7 +388,7 @@ static void make_step(struct script *s)
 		insert(s, at, (struct step){STEP_RESTART, connection, 0}, "");
 		break;
 	default:
-		make_message(s, at, connection, types[below(sizeof(types) / sizeof(types[0]))]);
+		make_message(s, at, connection, some_type());
 	}
 }
 
