@@ -260,7 +260,7 @@ void inside_advance(int64_t ns)
 	inside_step();
 }
 
-/* The arena as a mover has it, in one piece. */
+/* The arena as a mover has it, in one piece; there's nothing where a granule has no memory. */
 static char *map_arena(void)
 {
 	const struct kv_arena *arena = daemon_.gpus[0].arena;
@@ -269,7 +269,8 @@ static char *map_arena(void)
 
 	inside_must(at != MAP_FAILED, "addresses of the arena: %m");
 	for (uint32_t i = 0; i < arena->export.n_fds; i++)
-		inside_must(mmap(at + i * bytes, bytes, PROT_READ | PROT_WRITE,
+		inside_must(arena->fds[i] < 0 ||
+			    mmap(at + i * bytes, bytes, PROT_READ | PROT_WRITE,
 				 MAP_SHARED | MAP_FIXED, arena->fds[i], 0) != MAP_FAILED,
 			    "mmap of granule %u: %m", i);
 	return at;
