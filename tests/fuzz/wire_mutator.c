@@ -241,6 +241,14 @@ static size_t make_name(uint8_t *body)
 	return body_of(body, &m, sizeof(m));
 }
 
+static size_t make_block(uint8_t *body)
+{
+	struct kv_msg_block m = {.id = below(8) ? below(600) : (uint32_t)value_that_hurts()};
+
+	m.pool[0] = pool_name();
+	return body_of(body, &m, sizeof(m));
+}
+
 /* STEP_RESUME makes those that succeed. */
 static size_t make_resume(uint8_t *body)
 {
@@ -280,7 +288,8 @@ static const struct {
 	{KV_MSG_CHECK, 2, make_plain},	     {KV_MSG_POOL_DROP, 2, make_name},
 	{KV_MSG_POOL_EPOCH, 2, make_name},   {KV_MSG_POOL_SET, 4, make_set},
 	{KV_MSG_POOL_COMPACT, 2, make_compact}, {KV_MSG_RESUME, 2, make_resume},
-	{KV_MSG_RESTART, 1, make_restart},   {0, 1, make_plain},
+	{KV_MSG_RESTART, 1, make_restart},   {KV_MSG_BLOCK, 2, make_block},
+	{0, 1, make_plain},
 };
 
 #define N_MESSAGES (sizeof(messages) / sizeof(messages[0]))
