@@ -5,6 +5,8 @@
  * is in use is only ever asked for: a notice in the session's page, with a deadline, after which a
  * session that has not given back gets no more (kv_pool_pressure() in client.h).
  */
+#include <limits.h>
+#include <linux/futex.h>
 #include <linux/membarrier.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -141,6 +143,8 @@ static void notify(struct kv_session *s, uint32_t n, uint32_t used)
 	kv_store_relaxed(&s->shm->pressure_deadline, s->pressure_deadline);
 	/* Pairs with the load in kv_pool_pressure(). */
 	kv_store_release(&s->shm->pressure, s->shm->pressure + 1);
+	/* Who sleeps for it (kv_pool_pressure_wait()). */
+	syscall(SYS_futex, &s->shm->pressure, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 	kv_log(KV_LOG_DEBUG, "session %llu of '%s': asked for %u of %u blocks",
 	       (unsigned long long)s->id, s->pool->name, n, used);
 }

@@ -190,7 +190,7 @@ static int adopt_layout(struct kv_pool *pool, const struct kv_msg_pool_open *msg
 
 static int check_capacity(struct kv_pool *pool)
 {
-	struct kv_limits limits = { pool->min_bytes, pool->max_bytes, 1 };
+	struct kv_limits limits = { pool->min_bytes, pool->max_bytes, pool->weight };
 	uint64_t arena = kv_limits_arena(pool->daemon, pool->gpu_mask);
 	int r = kv_limits_check(pool, &limits);
 
@@ -232,6 +232,7 @@ static int pool_new(struct kv_daemon *d, const struct kv_msg_pool_open *msg, str
 	pool->gpu_mask = msg->gpu_mask;
 	pool->min_bytes = msg->min_bytes;
 	pool->max_bytes = msg->max_bytes;
+	pool->weight = msg->weight ? msg->weight : 1;
 	r = adopt_layout(pool, msg);
 	if (r < 0)
 		return r;

@@ -23,6 +23,7 @@ struct kv_wish {
 	char name[KV_NAME_MAX], model[KV_NAME_MAX], revision[KV_NAME_MAX];
 	struct kv_plan_options options;
 	uint64_t min_bytes, max_bytes; /* of all pools of the model */
+	uint32_t weight; /* 0: none given */
 	uint32_t gpu_mask;
 	struct kv_msg_pool_open *messages[MAX_POOLS]; /* owned; as a client would send them */
 	uint32_t n_messages;
@@ -79,6 +80,17 @@ static int take_gpus(const char *value, uint32_t *ret_mask)
 	}
 }
 
+static int take_weight(const char *value, uint32_t *ret)
+{
+	char *end;
+	unsigned long n = strtoul(value, &end, 10);
+
+	if (!isdigit((unsigned char)*value) || *end || !n || n > KV_WEIGHT_MAX)
+		return kv_error(-EINVAL, "weight: '%s' given, 1 to %u are possible", value, KV_WEIGHT_MAX);
+	*ret = (uint32_t)n;
+	return 0;
+}
+
 static int take_item(struct kv_wish *w, char *item)
 {
 	char *value = strchr(item, '=');
@@ -91,6 +103,8 @@ static int take_item(struct kv_wish *w, char *item)
 		return kv_size_parse("min", value, &w->min_bytes);
 	if (!strcmp(item, "max"))
 		return kv_size_parse("max", value, &w->max_bytes);
+	if (!strcmp(item, "weight"))
+		return take_weight(value, &w->weight);
 	if (!strcmp(item, "model"))
 		return take_text("model", value, w->model);
 	if (!strcmp(item, "revision"))
@@ -159,6 +173,7 @@ static int make_message(struct kv_wish *w, const struct kv_arch_pools *pools, ui
 	msg->tp_ranks = w->options.tp ? w->options.tp : 1;
 	msg->gpu_mask = w->gpu_mask;
 	msg->max_bytes = w->max_bytes ? plan->pools[i].bytes : 0;
+	msg->weight = w->weight;
 	msg->layout_kind = layout.kind;
 	msg->layout_flags = layout.flags;
 	msg->block_tokens = layout.block_tokens;

@@ -8,6 +8,7 @@
  *   later.c       what waits for GPU work           sequence.c, lookup.c, publish.c, batch.c
  *   pin.h         holding cached blocks             identity.c  fields, extras, epochs
  *   granules.c    what is mapped (--isolate)        preempt.c   giving way and going on
+ *   pressure.c    notices of the daemon
  *   promise.c     waiting for what others compute   group*.c    sequences of several groups
  *
  * A kv_pool has a connection of its own: it is one session of the daemon. Its hot path (take, give, pin,

@@ -131,6 +131,7 @@ static int send_open(struct kv_pool *pool, const struct kv_pool_options *o, int6
 	msg->gpu_mask = o->gpu_mask ? o->gpu_mask : 1;
 	msg->min_bytes = o->min_bytes;
 	msg->max_bytes = o->max_bytes;
+	msg->weight = o->weight;
 	if (layout) {
 		msg->layout_kind = layout->kind;
 		msg->layout_flags = layout->flags;
@@ -414,22 +415,6 @@ KV_PUBLIC void kv_pool_info(const struct kv_pool *pool, struct kv_pool_info *ret
 		.gpu_mask = pool->gpu_mask,
 		.session = pool->session_number,
 	};
-}
-
-KV_PUBLIC int kv_pool_pressure(struct kv_pool *pool, struct kv_pressure *ret)
-{
-	const struct kv_shm_session *s = pool->session;
-	int r = kv_forked(pool->fork_generation);
-
-	if (r < 0)
-		return r;
-	/* Pairs with the release in the daemon's notice. */
-	ret->sequence = kv_load_acquire(&s->pressure);
-	ret->n_blocks = kv_load_relaxed(&s->pressure_blocks);
-	ret->deadline_ns = kv_load_relaxed(&s->pressure_deadline);
-	if (kv_granules_stale(pool))
-		kv_granules_let_go(pool);
-	return ret->n_blocks > 0;
 }
 
 KV_PUBLIC int kv_pool_map(struct kv_pool *pool, int64_t timeout)

@@ -107,6 +107,8 @@ struct kv_msg_pool_open {
 	uint32_t gpu_mask;
 	uint64_t min_bytes;
 	uint64_t max_bytes;
+	uint32_t weight; /* 0: 1 */
+	uint32_t reserved;
 	uint32_t layout_kind; /* 0: no layout given */
 	uint32_t layout_flags;
 	uint32_t block_tokens;

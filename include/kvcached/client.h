@@ -141,6 +141,7 @@ struct kv_pool_options {
 	 * it to whoever has it. With ipc: -ENOTSUP if mapped.
 	 */
 	int read_only;
+	uint32_t weight; /* capacity, as min_bytes: its part of what is left; 0: 1 (stats.h, kv_pool_set()) */
 };
 
 /**
@@ -200,6 +201,24 @@ struct kv_pressure {
  * Return: 1 if a notice stands; 0; -ECHILD in a forked child.
  */
 int kv_pool_pressure(struct kv_pool *pool, struct kv_pressure *ret);
+
+/**
+ * kv_pool_pressure_wait() - sleep until there is a notice that wasn't there before
+ * @sequence: of the last notice that is known, 0 at first
+ *
+ * For a thread of its own that calls whoever preempts: beside kv_pool_pressure() it is the one call that may
+ * be under way in another thread while a pool is in use. It must have returned before the pool is
+ * closed.
+ *
+ *	while (!ending)
+ *		if (kv_pool_pressure_wait(pool, p.sequence, KV_SEC / 10, &p) == 1 && p.n_blocks)
+ *			on_pressure(engine, &p);
+ *
+ * Return: 1 if there is, *ret tells (n_blocks is 0 if it stands no more); 0 if time is over; -ECHILD in a
+ *	   forked child.
+ */
+int kv_pool_pressure_wait(struct kv_pool *pool, uint32_t sequence, int64_t timeout,
+			  struct kv_pressure *ret);
 
 /**
  * kv_pool_map() - map the memory that the pool has got, let go of what it has lost

@@ -4,6 +4,7 @@
  * waiting in turn; idle leases called back; notices and what becomes of those who don't answer.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,6 +118,22 @@ START_TEST(memory_that_came_under_a_lower_maximum_is_used_when_it_is_raised)
 	must(kv_blocks_take(pool, 1023 - 255, ids + 255, TIMEOUT));
 	ck_assert_uint_eq(pool_stats(client, "pool").blocks_total, 1023);
 	kv_pool_close(pool);
+	kv_pool_close(other);
+}
+END_TEST
+
+START_TEST(a_weight_is_there_from_the_start_if_who_opens_the_pool_says_one)
+{
+	KV_OPTIONS(kv_pool_options, what, .name = "heavy", .layout = small_layout(), .weight = 3);
+	struct kv_pool *pool, *other = pool_new(client, "light", 0);
+
+	must(kv_pool_open(client, &what, &pool));
+	ck_assert_uint_eq(pool_stats(client, "heavy").weight, 3);
+	ck_assert_uint_eq(pool_stats(client, "light").weight, 1);
+	kv_pool_close(pool);
+	what.name = "wrong";
+	what.weight = KV_WEIGHT_MAX + 1;
+	refused(kv_pool_open(client, &what, &pool), -EINVAL, "weight: 10001");
 	kv_pool_close(other);
 }
 END_TEST
@@ -515,6 +532,43 @@ START_TEST(who_has_more_than_its_share_is_asked_and_gets_no_more_if_it_does_not_
 }
 END_TEST
 
+/* A thread of an engine that does nothing but wait for notices. */
+static void *waits_for_notices(void *arg)
+{
+	struct kv_pressure p = {0};
+	int64_t start = now_ns();
+
+	if (kv_pool_pressure_wait(arg, 0, 20 * KV_MSEC, &p) != 0 || now_ns() - start < 20 * KV_MSEC)
+		return "a notice without a reason, or no wait";
+	if (kv_pool_pressure_wait(arg, 0, TIMEOUT, &p) != 1)
+		return "no notice";
+	return p.sequence == 1 && p.n_blocks ? NULL : "a notice that asks for nothing";
+}
+
+START_TEST(a_thread_that_sleeps_for_a_notice_is_woken_by_it)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 1000);
+	struct kv_pressure p;
+	struct process *needy;
+	void *wrong = NULL;
+	pthread_t thread;
+
+	must(kv_blocks_take(pool, 900, ids, TIMEOUT));
+	ck_assert_int_eq(pthread_create(&thread, NULL, waits_for_notices, pool), 0);
+	sleep_ms(50);
+	needy = process_start(waits_for, (void *)(intptr_t)400);
+	process_hear(needy);
+	ck_assert_int_eq(pthread_join(thread, &wrong), 0);
+	expect(!wrong, "%s", (const char *)wrong);
+	ck_assert_int_eq(kv_pool_pressure(pool, &p), 1);
+	must(kv_blocks_give(pool, p.n_blocks, ids)); /* what on_pressure() does */
+	process_hear(needy);
+	process_go(needy);
+	process_end(needy);
+	kv_pool_close(pool);
+}
+END_TEST
+
 static void asks_while_pressed(struct process *self, void *arg)
 {
 	struct kv_client *own = client_new();
@@ -602,6 +656,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, a_maximum_goes_down_and_up_at_once_and_has_a_revision);
 	tcase_add_test(tcase, what_is_in_use_above_a_lower_maximum_leaves_as_it_is_given_back);
 	tcase_add_test(tcase, memory_that_came_under_a_lower_maximum_is_used_when_it_is_raised);
+	tcase_add_test(tcase, a_weight_is_there_from_the_start_if_who_opens_the_pool_says_one);
 	tcase_add_test(tcase, limits_that_cannot_be_are_refused_and_change_nothing);
 	tcase_add_test(tcase, limits_outlive_the_worker);
 	tcase_add_test(tcase, what_never_fits_is_refused_at_once_and_keeps_nobody_waiting);
@@ -619,6 +674,7 @@ static Suite *suite(void)
 	tcase_add_loop_test(
 		tcase,
 		who_has_more_than_its_share_is_asked_and_gets_no_more_if_it_does_not_answer, 0, 2);
+	tcase_add_test(tcase, a_thread_that_sleeps_for_a_notice_is_woken_by_it);
 	tcase_add_test(tcase,
 		       a_notice_ends_with_those_who_waited_even_while_who_got_it_waits_itself);
 	tcase_add_test(tcase, a_daemon_with_nothing_to_do_uses_no_cpu);

@@ -456,11 +456,12 @@ START_TEST(a_daemon_makes_pools_before_its_first_client_comes)
 	struct kv_pool *pool;
 
 	daemon_start("--host", "1G", "--pool",
-		     "llama=" MODEL("llama-3-8b") ",block-size=16,min=16M,max=101M", "--pool",
+		     "llama=" MODEL("llama-3-8b") ",block-size=16,min=16M,max=101M,weight=7", "--pool",
 		     "named=" MODEL("qwen3-32b") ",kv-dtype=fp8,tp=8,model=Qwen3,revision=abc");
 	client = client_new();
 	stats = pool_stats(client, "llama");
 	ck_assert_uint_eq(stats.block_bytes, 2 << 20);
+	ck_assert_uint_eq(stats.weight, 7);
 	ck_assert_uint_eq(stats.n_sessions, 0);
 
 	/* An engine with the same config attaches; so does one that takes it as it is. */
@@ -510,6 +511,9 @@ static const struct {
 	{"x=x.json,often", 2, "--pool x: 'often' is not of the form KEY=VALUE"},
 	{"x=x.json,often=1", 2, "--pool x: 'often' is no key"},
 	{"x=x.json,min=much", 2, "--pool x: min: 'much' is not a size"},
+	{"x=x.json,weight=0", 2, "--pool x: weight: '0' given, 1 to 10000"},
+	{"x=x.json,weight=10001", 2, "1 to 10000"},
+	{"x=x.json,weight=2x", 2, "1 to 10000"},
 	{"x=x.json,min=2G,max=1G", 2, "--pool x: min: more than max"},
 	{"x=x.json,kv-dtype=q5", 2, "kv-dtype: 'q5' given; auto, f32"},
 	{"x=x.json,gpus=a", 2, "gpus: 'a'"},
