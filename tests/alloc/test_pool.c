@@ -82,6 +82,7 @@ START_TEST(granted_blocks_are_distinct_and_leased_to_their_session)
 }
 END_TEST
 
+/* D14. */
 START_TEST(a_block_given_twice_is_free_once)
 {
 	int32_t ids[N_BLOCKS];
@@ -301,6 +302,7 @@ END_TEST
 
 /* ---- collisions ---- */
 
+/* D19. */
 START_TEST(equal_keys_with_other_tokens_never_hit_each_other)
 {
 	struct kv_key key = {1, 1};

@@ -11,6 +11,7 @@
 
 /* ---- eviction ---- */
 
+/* D24. */
 START_TEST(an_evicted_block_is_forgotten_everywhere)
 {
 	struct chain first, second, third;
@@ -47,6 +48,7 @@ static void shuffle(struct random *r, int32_t *ids, uint32_t n)
 	}
 }
 
+/* D25. */
 START_TEST(the_end_of_a_chain_goes_first_in_whatever_order_it_was_released)
 {
 	struct random r = {5};

@@ -121,6 +121,7 @@ END_TEST
 
 /* ---- giving ---- */
 
+/* D14. */
 START_TEST(a_block_in_a_list_twice_is_given_once_and_the_second_time_is_an_error)
 {
 	kv_block_id twice[2], all[14];

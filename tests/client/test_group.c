@@ -117,6 +117,7 @@ static const struct {
 	{0, 0x0f, 0},
 };
 
+/* D28. */
 START_TEST(a_hit_is_offered_only_where_every_group_has_it)
 {
 	const int32_t *tokens = tokens_of(1, 80);
@@ -284,6 +285,7 @@ START_TEST(a_short_request_takes_a_block_and_a_row_and_is_refused_for_rows_alone
 }
 END_TEST
 
+/* D15. */
 START_TEST(a_failed_admission_leaves_nothing_behind_a_thousand_times)
 {
 	const int32_t *tokens = tokens_of(1, 80);
@@ -323,6 +325,7 @@ END_TEST
 
 /* ---- rollback, fork, drafts ---- */
 
+/* D29. */
 START_TEST(a_rollback_is_in_all_groups_or_in_none)
 {
 	const int32_t *tokens = tokens_of(1, 40);
@@ -429,6 +432,7 @@ END_TEST
 
 /* ---- windows ---- */
 
+/* D32. */
 START_TEST(window_blocks_leave_behind_finished_tokens_not_scheduled_ones)
 {
 	struct kv_pool *pool = open_pool(m.client, "window.128", 32, 100);

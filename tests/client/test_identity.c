@@ -85,6 +85,7 @@ static size_t look_up(struct kv_seq *seq, const int32_t *tokens, size_t n)
 	return hit;
 }
 
+/* D20. */
 START_TEST(fields_of_a_namespace_cannot_imitate_each_other)
 {
 	const int32_t *tokens = tokens_of(1, 65);
@@ -183,6 +184,7 @@ static struct kv_seq *with_images(struct kv_pool *p, const char *a, uint64_t fir
 	return seq;
 }
 
+/* D21. */
 START_TEST(image_content_is_part_of_what_is_looked_for)
 {
 	static const int32_t tokens[] = {1,	2,     IMAGE, IMAGE, IMAGE, IMAGE, IMAGE,
@@ -236,6 +238,7 @@ END_TEST
 
 /* ---- epochs ---- */
 
+/* D23. */
 START_TEST(a_weight_update_ends_the_life_of_what_was_cached)
 {
 	const int32_t *tokens = tokens_of(1, 853);
@@ -342,6 +345,7 @@ static void setup_collisions(void)
 	unsetenv("KVCACHED_TEST_KEY_BITS");
 }
 
+/* D19. */
 START_TEST(equal_keys_of_different_tokens_cost_a_miss_and_never_give_a_wrong_hit)
 {
 	/* Every key is 0, both of its buckets are the first: eight can be there at once. */
@@ -360,6 +364,7 @@ START_TEST(equal_keys_of_different_tokens_cost_a_miss_and_never_give_a_wrong_hit
 }
 END_TEST
 
+/* D19. */
 START_TEST(equal_keys_of_chains_and_namespaces_are_told_apart)
 {
 	const int32_t *tokens = tokens_of(1, 65);

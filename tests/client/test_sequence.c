@@ -213,6 +213,7 @@ END_TEST
 
 /* ---- finding ---- */
 
+/* D26. */
 START_TEST(a_hit_is_whole_blocks_and_leaves_one_token_to_compute)
 {
 	static const size_t cases[][2] = {{0, 0},   {1, 0},   {16, 0},	{17, 16}, {32, 16},
@@ -463,6 +464,7 @@ END_TEST
 
 /* ---- eviction ---- */
 
+/* D24. */
 START_TEST(an_evicted_prefix_is_forgotten_and_its_blocks_serve_another)
 {
 	struct kv_pool *four = pool_new(client, "four", 4);
@@ -480,6 +482,7 @@ START_TEST(an_evicted_prefix_is_forgotten_and_its_blocks_serve_another)
 }
 END_TEST
 
+/* D25. */
 START_TEST(the_end_of_a_prefix_goes_first)
 {
 	struct kv_pool *three = pool_new(client, "three", 3);
@@ -500,6 +503,7 @@ START_TEST(the_end_of_a_prefix_goes_first)
 }
 END_TEST
 
+/* D25. */
 START_TEST(the_least_recently_used_prompt_goes_first)
 {
 	struct kv_pool *four = pool_new(client, "four", 4);
