@@ -108,7 +108,7 @@ expect 0 "$kvbench" attention --device host --shape 2/1/40 --batch 3 --page 5 --
 	--ragged <(printf '3\n40\n')
 expect_out '2/1/40'
 expect 0 "$kvbench" attention --device host --shape 2/1/64,4/4/32 --point 2x1x90,1x20x50 --page 16,32 \
-	--layout nhd-flat,hnd-flat --dtype f32,f16,bf16,e4m3,e5m2 --window 30 --softcap 20 --json
+	--layout nhd-flat,hnd-flat --dtype f32,f16,bf16,e4m3,e5m2 --window 30 --softcap 20 --invariant --json
 last_is 'len(x["cases"]) == 2 * 2 * 2 * 2 * 5 and all(c["microseconds"] > 0 for c in x["cases"])'
 last_is 'all(c["error"] < 5e-3 and (c["flops"] > 0) == (c["query"] > 1) for c in x["cases"])'
 printf '%s\n' '{"timestamp": 0, "input_length": 40, "output_length": 2, "hash_ids": [0]}' \

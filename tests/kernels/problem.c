@@ -15,7 +15,7 @@
 #include "tests/kernels/problem_answer.h"
 
 /*
- * Error allowed, |out - answer| / |answer|, by the type of out. Backends whose rows are invariant
+ * Error allowed, |out - answer| / |answer|, by the type of out. Backends that have f32 results
  * calculate in f32, so an 8-bit cache (its answer is that of the values it holds) costs nothing on
  * top; the others round weights to 16 bits.
  *	f32   sums of some 1000 products, and softcap's e^(50 tanh x): a few 1e-6 seen
@@ -566,7 +566,7 @@ static void describe(const struct problem *p, char *text, size_t bytes)
 void problem_check(struct problem *p, const struct kv_attn_backend *backend)
 {
 	int dtype = problem_out_dtype(p);
-	bool exact = backend->caps.features & KV_ATTN_BIT(INVARIANT);
+	bool exact = backend->caps.dtypes & 1u << KV_F32;
 	bool f8 = kv_dtype_bytes(p->spec.k_dtype) == 1 || kv_dtype_bytes(p->spec.v_dtype) == 1;
 	/* Others round weights to the type of q, whatever out is. */
 	double tolerance = exact ? tolerances[dtype] : f8 ? TOLERANCE_F8 : tolerances[p->spec.dtype];

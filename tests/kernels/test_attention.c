@@ -398,6 +398,9 @@ START_TEST(a_row_has_the_same_bits_in_every_batch_and_chunk)
 		{128, 128, 8, 16, -1, KV_BF16, KV_BF16, KV_BF16, 0},
 		{40, 24, 1, 5, -1, KV_F32, KV_F8_E4M3, KV_F32, 20},
 		{256, 200, 2, 64, 70, KV_F8_E4M3, KV_F32, KV_F32, 0},
+		{64, 64, 8, 16, 50, KV_F16, KV_F16, KV_F16, 0},
+		{128, 128, 3, 32, -1, KV_F8_E4M3, KV_F8_E4M3, KV_BF16, 30},
+		{64, 64, 1, 16, 100, KV_F8_E4M3, KV_F8_E4M3, KV_F16, 0},
 	};
 
 	for (int i = 0; problem_backends()[i]; i++) {
@@ -618,7 +621,7 @@ int main(void)
 			    buffer_device == KV_DEVICE_CUDA ? 16 : 3);
 	tcase_add_loop_test(add_case(suite, "odd"), odd_shapes_agree_with_the_answer, 0, 10);
 	tcase_add_loop_test(add_case(suite, "bits"),
-			    a_row_has_the_same_bits_in_every_batch_and_chunk, 0, 5);
+			    a_row_has_the_same_bits_in_every_batch_and_chunk, 0, 8);
 	tcase = add_case(suite, "dirt");
 	tcase_add_test(tcase, content_beyond_the_sequence_length_has_no_influence);
 	tcase_add_test(tcase, a_later_token_with_nan_spoils_only_rows_that_see_it);

@@ -2,6 +2,7 @@
 /* Batch metadata from lengths on the device under test, against plain loops here. */
 #include <check.h>
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -253,6 +254,74 @@ START_TEST(slots_of_the_field_cases)
 }
 END_TEST
 
+/*
+ * D12: a row has the blocks that its tokens need and no more; the token after them has a place exactly where
+ * the last block isn't full. D10: it has no leftovers of a longer sequence that had the row before.
+ */
+START_TEST(the_next_token_needs_a_block_exactly_at_a_boundary)
+{
+	static const struct {
+		int size, len, blocks, in_last, whole;
+		bool needs_one;
+	} cases[] = {
+		{16, 0, 0, 0, 0, true},	 {16, 1, 1, 1, 0, false},   {16, 15, 1, 15, 0, false},
+		{16, 16, 1, 16, 1, true}, {16, 17, 2, 1, 1, false},  {16, 32, 2, 16, 2, true},
+		{4, 8, 2, 4, 2, true},	 {16, 687, 43, 15, 42, false}, {16, 688, 43, 16, 43, true},
+	};
+	int size = cases[_i].size, len = cases[_i].len, blocks = cases[_i].blocks;
+	struct batch *b = batch_new(1, 54);
+
+	b->args.block_tokens = size;
+	b->args.n_tokens = len + 1;
+	for (int before = 1; before >= 0; before--) { /* the longer one, then ours */
+		int held = before ? 54 : blocks;
+
+		for (int c = 0; c < 54; c++)
+			b->table[c] = c < held ? 100 * before + 7 + 3 * c : b->args.null_block;
+		b->n_query[0] = len + 1;
+		b->n_computed[0] = 0;
+		ck_assert_msg(run(b) == 0, "%s", kv_error_text());
+		for (int p = 0; p < len; p++)
+			ck_assert_int_eq(b->slots[p],
+					 (int64_t)b->table[p / size] * size + p % size);
+	}
+	ck_assert_int_eq(b->slots[len] == -1, cases[_i].needs_one);
+	if (len) {
+		ck_assert_int_eq(b->slots[len - 1] / size, b->table[blocks - 1]);
+		ck_assert_int_eq(b->slots[len - 1] % size + 1, cases[_i].in_last);
+	}
+	ck_assert_int_eq(len / size, cases[_i].whole);
+	batch_free(b);
+}
+END_TEST
+
+/* D12: from 1 to 33 tokens by a token a step, in place, blocks being taken where a slot is missing. */
+START_TEST(a_decode_loop_takes_blocks_before_tokens_17_and_33)
+{
+	struct batch *b = batch_new(1, 4);
+	int taken = 1;
+
+	b->args.n_tokens = 1;
+	b->table[0] = 9;
+	b->n_query[0] = 1;
+	for (int len = 1; len <= 33; len++) {
+		b->args.advance = len > 1;
+		ck_assert_msg(run(b) == 0, "%s", kv_error_text());
+		if (b->slots[0] == -1) {
+			ck_assert_int_eq(len, taken == 1 ? 17 : 33);
+			b->table[taken] = 9 - 2 * taken;
+			taken++;
+			b->args.advance = 0;
+			ck_assert_msg(run(b) == 0, "%s", kv_error_text());
+		}
+		ck_assert_int_eq(b->seq_lens[0], len);
+		ck_assert_int_eq(b->slots[0], b->table[taken - 1] * 16 + (len - 1) % 16);
+	}
+	ck_assert_int_eq(taken, 3);
+	batch_free(b);
+}
+END_TEST
+
 /* D39: local lengths sum to the length, whatever it is corrected to. */
 START_TEST(local_lengths_of_all_ranks_sum_to_the_length)
 {
@@ -358,6 +427,8 @@ int main(void)
 	suite_add_tcase(suite, tcase);
 	tcase_add_loop_test(tcase, any_batch_has_the_arrays_that_its_lengths_say, 0, 8);
 	tcase_add_loop_test(tcase, slots_of_the_field_cases, 0, 16);
+	tcase_add_loop_test(tcase, the_next_token_needs_a_block_exactly_at_a_boundary, 0, 9);
+	tcase_add_test(tcase, a_decode_loop_takes_blocks_before_tokens_17_and_33);
 	tcase_add_test(tcase, local_lengths_of_all_ranks_sum_to_the_length);
 	tcase_add_test(tcase, a_pools_block_may_be_larger_than_the_kernels);
 	tcase_add_test(tcase, lengths_that_do_not_fit_are_refused_or_left_out);

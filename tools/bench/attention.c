@@ -239,6 +239,7 @@ static int attention_new(const struct kv_bench *b, const struct kv_bench_case *c
 	args->window_left = b->kernel.window ? (int32_t)b->kernel.window - 1 : -1;
 	args->softcap = (float)b->kernel.softcap;
 	args->causal = 1;
+	args->invariant = b->kernel.invariant;
 	status = make_lengths(b, a);
 	if (status)
 		return status;

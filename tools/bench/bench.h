@@ -46,6 +46,7 @@ struct kv_bench_kernel {
 	uint32_t pool_gib;   /* the blocks lie all over so much memory */
 	uint32_t layers;     /* of that pool, which calls go over in turns */
 	double softcap;
+	bool invariant;
 	const char *ragged;  /* "random", or a file of lengths, or a trace */
 	const char *peers;   /* file of times of others */
 	const char *backend;

@@ -68,6 +68,7 @@ static const struct option options[] = {
 	{"softcap", required_argument, NULL, 'k'},
 	{"pool", required_argument, NULL, 'k'},
 	{"layers", required_argument, NULL, 'k'},
+	{"invariant", no_argument, NULL, 'k'},
 	{"peers", required_argument, NULL, 'k'},
 	{"backend", required_argument, NULL, 'k'},
 	{"device", required_argument, NULL, 'd'},
@@ -98,6 +99,7 @@ static const char options_help[] =
 	"      --ragged FILE      lengths, one a line or of a trace, or random; beside equal ones\n"
 	"      --window N         keys that a query sees\n"
 	"      --softcap C        of scores\n"
+	"      --invariant        rows whose bits don't depend on the batch\n"
 	"      --pool GIB         the blocks lie all over so much memory,\n"
 	"      --layers N         of so many layers\n"
 	"      --backend NAME     this one or none\n"

@@ -564,7 +564,9 @@ int kv_bench_kernel_option(struct kv_bench *b, const char *option, const char *t
 			       : kv_bench_refuse(b, KV_BENCH_USAGE, "--softcap: '%s' given, a number "
 						 "above 0 expected", text);
 	}
-	if (!strcmp(option, "peers"))
+	if (!strcmp(option, "invariant"))
+		k->invariant = true;
+	else if (!strcmp(option, "peers"))
 		k->peers = text;
 	else if (!strcmp(option, "backend"))
 		k->backend = text;
