@@ -180,13 +180,16 @@ static void refresh(struct kv_books *b)
 	b->set_aside = false;
 }
 
-/*
- * While no block is used no score changes: who evicts many at once needs them once. Those that were
- * held and stand behind all others are looked at again.
- */
+/* While no block is used no score changes: those in the heap are right, and who evicts many needs them once. */
+static bool is_fresh(const struct kv_books *b)
+{
+	return b->policy->fades && b->refreshed_at == b->now;
+}
+
+/* Those that were held and stand behind all others are looked at again all the same. */
 static bool is_faded(const struct kv_books *b)
 {
-	return b->policy->fades && !b->refresh_in && (b->refreshed_at != b->now || b->set_aside);
+	return b->policy->fades && !b->refresh_in && (!is_fresh(b) || b->set_aside);
 }
 
 /* Brings a block to the top of the heap whose score is right, and that ends its chain. */
@@ -203,6 +206,8 @@ static bool settle_top(struct kv_books *b)
 			pop_lru(b);
 			continue;
 		}
+		if (is_fresh(b))
+			return true;
 		score = score_of(b, top.id);
 		if (score <= top.stamp)
 			return true;
