@@ -11,7 +11,8 @@
 #define SHORT_WAIT   KV_SEC /* of a lone sequence, before it gives its blocks to others */
 #define ROOM_WAIT    (3 * KV_SEC) /* in the queue: longer than the daemon gives others to answer */
 #define ROOM_PAUSE   (10 * KV_MSEC)
-#define PING_WAIT    (100 * KV_MSEC)
+#define PROMISE_TIME (10 * KV_SEC) /* renewed with each chunk */
+#define FOLLOW_TIME  KV_SEC	   /* without a new block: then it is computed all the same */
 #define FOLLOW_PAUSE (KV_MSEC / 5) /* between two looks at what the first engine did */
 
 /* Room for steps to come, of a request that had to go: doubled each time, so many times. */
@@ -28,8 +29,6 @@ struct kv_scheduler {
 	struct kv_batch_item *items; /* [max_batch] of the step that is being made */
 	struct kv_request **members; /* whose they are */
 	uint32_t n_items;
-	int64_t step_ns; /* how long the last step took */
-	bool pinged;	 /* since then */
 	int32_t *rows;	 /* [max_batch] batch rows whose logits are wanted */
 	float *logits;	 /* [max_batch, n_vocab] */
 };
@@ -156,14 +155,14 @@ static int look_up(struct kv_scheduler *s, struct kv_request *request)
 	if (!s->options.share)
 		return 0;
 
-	r = kv_seq_lookup(request->seq, request->tokens.at, request->tokens.n, &hit);
+	r = kv_seq_follow(request->seq, request->tokens.at, request->tokens.n, 0, &hit);
 	if (r < 0)
-		return lib_error(r, "kv_seq_lookup");
+		return lib_error(r, "kv_seq_follow");
 
 	/* After a preemption it would mostly find its own work again. */
 	if (!request->n_preempted)
 		request->n_hit += kv_seq_len(request->seq) - before;
-	return 0;
+	return r;
 }
 
 /*
@@ -209,8 +208,6 @@ static int try_admit(struct kv_scheduler *s, struct kv_request *request, bool lo
 	if (r) {
 		release(s, request);
 		request->n_hit = n_hit;
-	} else {
-		request->n_settled = kv_seq_len(request->seq);
 	}
 	return r;
 }
@@ -299,75 +296,48 @@ static int make_room(struct kv_scheduler *s, uint32_t i, size_t n_tokens)
 	}
 }
 
-static kv_block_id last_block(const struct kv_scheduler *s, const struct kv_request *request)
-{
-	const kv_block_id *ids;
-
-	kv_seq_blocks(request->seq, &ids);
-	return ids[kv_seq_len(request->seq) / s->block_tokens - 1];
-}
-
 /*
- * Learn whose blocks of what we published became the cached ones: where another engine was first,
- * the library exchanges ours for its, and we follow. Without a daemon nothing is learnt.
+ * Between two chunks of a prompt: has another engine computed what comes next, or is it about to? Then it is
+ * waited for; else it is ours, and others wait.
  */
-static int settle(struct kv_scheduler *s, struct kv_request *request)
-{
-	kv_block_id ours = last_block(s, request);
-	int r;
-
-	if (!s->pinged && kv_ping(s->options.client, PING_WAIT) < 0)
-		return 0;
-	s->pinged = true;
-
-	r = kv_seq_publish(request->seq, s->options.stream);
-	if (r < 0)
-		return lib_error(r, "kv_seq_publish");
-	request->n_settled = kv_seq_len(request->seq);
-	request->follow_ns = last_block(s, request) != ours ? now_ns() + 2 * s->step_ns : 0;
-	return 0;
-}
-
-/* Between two chunks of a prompt: has another engine computed what comes next, or will it? */
 static int look_ahead(struct kv_scheduler *s, struct kv_request *request)
 {
-	size_t len = kv_seq_len(request->seq);
-	int r;
+	size_t len = kv_seq_len(request->seq), whole = request->tokens.n - request->tokens.n % s->block_tokens;
+	size_t promised;
+	int r, answer;
 
 	if (!s->options.share || len % s->block_tokens)
 		return 0;
-
-	if (request->n_settled < len) {
-		r = settle(s, request);
-		if (r < 0 || request->n_settled < len)
-			return r;
-	}
-	r = look_up(s, request);
+	/* Where another engine's blocks were first, the library changes over to them here. */
+	r = kv_seq_publish(request->seq, s->options.stream);
 	if (r < 0)
-		return r;
-
-	if (kv_seq_len(request->seq) > len) {
-		request->n_settled = kv_seq_len(request->seq);
-		if (request->follow_ns)
-			request->follow_ns = now_ns() + 2 * s->step_ns;
+		return lib_error(r, "kv_seq_publish");
+	answer = look_up(s, request);
+	if (answer < 0)
+		return answer;
+	if (kv_seq_len(request->seq) > len || answer != KV_PROMISED)
+		request->follow_until = 0;
+	if (answer == KV_PROMISED) {
+		if (!request->follow_until)
+			request->follow_until = now_ns() + FOLLOW_TIME;
+		request->follows = now_ns() < request->follow_until;
+		return 0;
 	}
+	r = kv_seq_promise(request->seq, request->tokens.at, request->tokens.n, PROMISE_TIME, &promised);
+	if (r < 0)
+		return lib_error(r, "kv_seq_promise");
+	/* Another one may have been faster. */
+	request->follows = promised == kv_seq_len(request->seq) && promised < whole;
+	if (promised < whole)
+		request->n_ours = promised;
 	return 0;
-}
-
-/* Is it worth waiting for another engine? Not for the part that is never found: the last token. */
-static bool follows(const struct kv_scheduler *s, const struct kv_request *request)
-{
-	size_t most = (request->tokens.n - 1) / s->block_tokens * s->block_tokens;
-
-	return request->follow_ns && kv_seq_len(request->seq) < most &&
-	       now_ns() < request->follow_ns;
 }
 
 /* How many tokens of a sequence this step computes, of @budget for prompts */
 static uint32_t tokens_of_step(const struct kv_scheduler *s, const struct kv_request *request,
 			       uint32_t budget)
 {
-	size_t len = kv_seq_len(request->seq), pending = request->tokens.n - len, end;
+	size_t len = kv_seq_len(request->seq), pending = request->n_ours - len, end;
 
 	if (pending == 1)
 		return 1;
@@ -389,6 +359,8 @@ static int plan_step(struct kv_scheduler *s)
 	for (uint32_t i = 0; i < s->n_running;) {
 		request = s->running[i];
 		request->n_step = 0;
+		request->follows = false;
+		request->n_ours = request->tokens.n;
 		if (kv_seq_len(request->seq) + 1 < request->tokens.n) {
 			r = look_ahead(s, request);
 			if (r < 0)
@@ -396,7 +368,7 @@ static int plan_step(struct kv_scheduler *s)
 		}
 
 		len = kv_seq_len(request->seq);
-		if (!follows(s, request))
+		if (!request->follows)
 			request->n_step = tokens_of_step(s, request, budget);
 		if (len + 1 < request->tokens.n)
 			budget -= request->n_step;
@@ -475,7 +447,6 @@ static int run_step(struct kv_scheduler *s)
 	uint32_t n_vocab = kv_model_shape(s->options.model)->n_vocab, n_rows = 0;
 	const struct timespec pause = {.tv_nsec = FOLLOW_PAUSE};
 	const struct kv_batch_data *data;
-	int64_t start = now_ns();
 	int r;
 
 	r = build_batch(s);
@@ -493,8 +464,6 @@ static int run_step(struct kv_scheduler *s)
 	r = kv_model_step(s->options.model, data, s->options.views, s->rows, n_rows, s->logits);
 	if (r < 0)
 		return r;
-	s->step_ns = now_ns() - start;
-	s->pinged = false;
 
 	for (uint32_t i = 0; s->options.share && i < s->n_items; i++) {
 		r = kv_seq_publish(s->items[i].seq, s->options.stream);

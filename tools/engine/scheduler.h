@@ -10,10 +10,9 @@
  * don't yet. When a running sequence needs a block and there is none, the youngest gives all of its
  * blocks back and waits; what it had published stays cached for its return.
  *
- * Chunks end where blocks end, and between two of them the prompt is looked up again, so that an
- * engine picks up what another one computes at the same time. Where both compute the same chunk,
- *the one whose blocks came second follows: it waits, not longer than the chunk may take, for the
- *next one of the first, in place of computing it too. If nothing comes it goes on by itself.
+ * Chunks end where blocks end, and between two of them the prompt is looked up again. Who is about to
+ * compute its next blocks promises them (kv_seq_promise()); who finds them promised by another engine waits
+ * for them in place of computing them too, and goes on by itself when nothing comes of it.
  *
  * Threads: one at a time.
  */
@@ -49,8 +48,9 @@ struct kv_request {
 	/* The scheduler's. */
 	struct kv_seq *seq;
 	uint32_t n_step;   /* tokens of the step that is being made */
-	size_t n_settled;  /* tokens whose blocks are known to be the cached ones */
-	int64_t follow_ns; /* until when it waits for another engine's blocks; 0: it doesn't */
+	bool follows;	      /* another engine computes what comes next */
+	int64_t follow_until; /* when that isn't waited for any longer; 0: it doesn't wait */
+	size_t n_ours;	      /* tokens up to which nobody else computes it */
 	struct kv_request *next; /* kv_scheduler::waiting */
 };
 
