@@ -279,6 +279,58 @@ START_TEST(hits_of_one_group_are_as_long_as_another_engine_says)
 }
 END_TEST
 
+/* Blocks at the beginning that have left a sequence of @n tokens, all of them done. */
+static size_t n_left(const struct vector *v, const struct kv_group *group, size_t n)
+{
+	KV_OPTIONS(kv_groups_options, what, .groups = group, .n_groups = 1);
+	struct kv_groups *groups;
+	struct kv_pool_info info;
+	const kv_block_id *ids;
+	struct kv_gseq *seq;
+	size_t left = 0, n_blocks;
+
+	kv_pool_info(group->pool, &info);
+	must(kv_groups_new(&what, &groups));
+	must(kv_gseq_new(groups, &seq));
+	must(kv_gseq_reserve(seq, n, TIMEOUT));
+	must(kv_gseq_append(seq, tokens_of(1, n), n));
+	must(kv_gseq_done(seq, n, NULL));
+	n_blocks = kv_seq_blocks(kv_gseq_seq(seq, 0), &ids);
+	while (left < n_blocks && ids[left] == info.null_block)
+		left++;
+	for (size_t i = left; i < n_blocks; i++)
+		expect(ids[i] != info.null_block, "%s: block %zu has left, one before it hasn't", v->id, i);
+	kv_gseq_free(seq, NULL);
+	kv_groups_free(groups);
+	return left;
+}
+
+START_TEST(blocks_leave_windows_and_chunks_when_another_engine_says)
+{
+	json_t *root = load("window_and_mask.json"), *x;
+	size_t i, n_tried = 0;
+
+	json_array_foreach(json_object_get(root, "cases"), i, x) {
+		const json_t *in = json_object_get(x, "in"), *out = json_object_get(x, "out");
+		const json_t *spec = json_object_get(in, "spec");
+		struct vector v = {.id = json_string_value(json_object_get(x, "id"))};
+		size_t n = number(in, "num_computed_tokens", 0);
+
+		/* Here nothing is kept beyond what the next token sees. */
+		if (strcmp(json_string_value(json_object_get(x, "tag")), "skipped_tokens") || !n ||
+		    number(spec, "extra_retained_tokens", 0) || !read_group(&v, spec) ||
+		    v.groups[0].kind == KV_GROUP_STATE)
+			continue;
+		v.groups[0].pool = open_pool(v.id, v.sizes[0]);
+		ck_assert_uint_eq(n_left(&v, &v.groups[0], n), number(out, "skipped_whole_blocks", 0));
+		kv_pool_close(v.groups[0].pool);
+		n_tried++;
+	}
+	json_decref(root);
+	ck_assert_uint_ge(n_tried, 8);
+}
+END_TEST
+
 static Suite *suite(void)
 {
 	Suite *s = suite_create("group_golden");
@@ -288,6 +340,7 @@ static Suite *suite(void)
 	tcase_set_timeout(tcase, 120);
 	tcase_add_test(tcase, hits_of_several_groups_are_as_long_as_another_engine_says);
 	tcase_add_test(tcase, hits_of_one_group_are_as_long_as_another_engine_says);
+	tcase_add_test(tcase, blocks_leave_windows_and_chunks_when_another_engine_says);
 	suite_add_tcase(s, tcase);
 	return s;
 }
