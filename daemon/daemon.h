@@ -42,6 +42,7 @@ struct kv_peer;
 struct kv_pool;
 struct kv_restart;
 struct kv_session;
+struct kv_tracing;
 
 struct kv_config {
 	int keeper_fd; /* the worker's end of its socket; -1 in the keeper */
@@ -115,6 +116,7 @@ struct kv_daemon {
 	uint64_t boot_nonce; /* of this start of the keeper: workers share it */
 	int64_t started_ns;  /* likewise */
 	uint32_t clock; /* CLOCK_MONOTONIC in tenths of a second, as of the last message: kv_book::since */
+	struct kv_tracing *tracing; /* trace.c; NULL: nobody records */
 	struct kv_restart *restart; /* that was asked for: restart.c; or NULL */
 	bool stopping;	     /* a signal said so */
 };
@@ -398,6 +400,13 @@ void kv_control_check(struct kv_peer *peer, uint32_t tag);
 /* As the rows of control.c's table. kv_check_errors() with @n 0: how many there are to list. */
 uint32_t kv_check_balance(struct kv_daemon *d, uint32_t first, uint32_t n, void *items);
 uint32_t kv_check_errors(struct kv_daemon *d, uint32_t first, uint32_t n, void *items);
+
+/* trace.c: requests, for kvctl trace record */
+void kv_trace_handle(struct kv_peer *peer, const struct kv_msg_trace *msg);
+void kv_traced_handle(struct kv_peer *peer, const struct kv_msg_traced *msg);
+void kv_trace_next_handle(struct kv_peer *peer, uint32_t tag);
+void kv_trace_pool(struct kv_pool *pool); /* one that is new: is it recorded? */
+void kv_trace_end(struct kv_daemon *d, const struct kv_peer *recorder); /* NULL: whoever it is */
 
 /* show.c: what one block is */
 void kv_clock_update(struct kv_daemon *d);

@@ -68,6 +68,7 @@ static void send_ok(struct kv_peer *peer, uint32_t tag)
 
 struct kv_peer *kv_peer_free(struct kv_peer *peer)
 {
+	kv_trace_end(peer->daemon, peer);
 	if (peer->session)
 		kv_session_free(peer->session);
 	kv_watch_free(peer->watch);
@@ -363,6 +364,26 @@ static void handle_block(struct kv_peer *peer, const void *data)
 		kv_peer_error(peer, msg->head.tag, -EINVAL, "pool name must be shorter than 64 bytes");
 }
 
+static void handle_trace(struct kv_peer *peer, const void *data)
+{
+	const struct kv_msg_trace *msg = data;
+
+	if (is_text(msg->pool, KV_NAME_MAX))
+		kv_trace_handle(peer, msg);
+	else
+		kv_peer_error(peer, msg->head.tag, -EINVAL, "pool name must be shorter than 64 bytes");
+}
+
+static void handle_trace_next(struct kv_peer *peer, const void *data)
+{
+	kv_trace_next_handle(peer, ((const struct kv_msg_plain *)data)->head.tag);
+}
+
+static void handle_traced(struct kv_peer *peer, const void *data)
+{
+	kv_traced_handle(peer, data);
+}
+
 static const struct handler {
 	uint32_t size;	    /* exact, or the least if `longer` */
 	bool longer;
@@ -387,6 +408,9 @@ static const struct handler {
 	[KV_MSG_POOL_COMPACT] = { sizeof(struct kv_msg_compact), false, false, handle_compact },
 	[KV_MSG_POOL_SET] = { sizeof(struct kv_msg_pool_set), false, false, handle_pool_set },
 	[KV_MSG_POOL_DROP] = { sizeof(struct kv_msg_drop), false, false, handle_drop },
+	[KV_MSG_TRACE] = { sizeof(struct kv_msg_trace), false, false, handle_trace },
+	[KV_MSG_TRACE_NEXT] = { sizeof(struct kv_msg_plain), false, false, handle_trace_next },
+	[KV_MSG_TRACED] = { sizeof(struct kv_msg_traced), true, true, handle_traced },
 	[KV_MSG_BLOCK] = { sizeof(struct kv_msg_block), false, false, handle_block },
 	[KV_MSG_POOL_EPOCH] = { sizeof(struct kv_msg_drop), false, false, handle_epoch },
 };

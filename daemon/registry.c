@@ -84,6 +84,7 @@ static int init_books(struct kv_pool *pool)
 
 	pool->books.policy = pool->daemon->config.policy;
 	pool->books.clock = &pool->daemon->clock;
+	kv_trace_pool(pool);
 	return r;
 }
 

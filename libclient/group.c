@@ -166,6 +166,7 @@ static struct kv_gseq *seq_alloc(struct kv_groups *groups)
 static void tie(struct kv_gseq *seq, uint32_t g)
 {
 	seq->seqs[g]->group = g;
+	seq->seqs[g]->is_part = true;
 	seq->seqs[g]->loose = seq->groups->groups[g].kind == KV_GROUP_FULL ? NULL : seq;
 }
 

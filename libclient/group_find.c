@@ -312,7 +312,7 @@ static bool may_go_on(const struct kv_gseq *seq)
 	return true;
 }
 
-KV_PUBLIC int kv_gseq_lookup(struct kv_gseq *seq, const int32_t *tokens, size_t n, size_t *ret_hit)
+static int lookup(struct kv_gseq *seq, const int32_t *tokens, size_t n, size_t *ret_hit)
 {
 	size_t unit = seq->groups->unit;
 	struct search s = { .seq = seq,
@@ -345,5 +345,27 @@ KV_PUBLIC int kv_gseq_lookup(struct kv_gseq *seq, const int32_t *tokens, size_t 
 	*ret_hit = seq->len;
 	for (uint32_t g = 0; !r && g < seq->groups->n; g++)
 		r = kv_granules_need(seq->groups->groups[g].pool, kv_deadline(0));
+	return r;
+}
+
+/* One request, told of by the first of its sequences. */
+static void note(const struct kv_gseq *seq, const int32_t *tokens, size_t n, size_t n_found)
+{
+	for (uint32_t g = 0; g < seq->groups->n; g++) {
+		if (!seq->seqs[g])
+			continue;
+		if (kv_is_traced(seq->seqs[g]->pool))
+			kv_trace_note(seq->seqs[g], tokens, n, n_found);
+		return;
+	}
+}
+
+KV_PUBLIC int kv_gseq_lookup(struct kv_gseq *seq, const int32_t *tokens, size_t n, size_t *ret_hit)
+{
+	size_t before = seq->len;
+	int r = lookup(seq, tokens, n, ret_hit);
+
+	if (!r)
+		note(seq, tokens, n, *ret_hit - before);
 	return r;
 }

@@ -152,6 +152,7 @@ struct kv_pool {
 	uint32_t n_copies, copies_room;
 	uint32_t n_seqs, n_batches; /* that must be freed before the pool is closed */
 	uint32_t n_lookups;
+	uint64_t n_traced; /* requests told of, or too long for that */
 	struct kv_seq *spare; /* one that was freed, or NULL: its arrays serve the next */
 };
 
@@ -255,6 +256,8 @@ struct kv_seq {
 	size_t n_submitted;  /* leading blocks, <= len / block_tokens */
 	size_t n_settled;    /* of these, how many have had the daemon's answer */
 	size_t keys_room;
+	struct kv_msg_traced *traced; /* while the daemon records: what it will be told; or NULL */
+	bool is_part; /* of a group sequence, which is one request */
 };
 
 /* identity.c: what a public function may be told. 0; -EINVAL, -EBUSY, -EEXIST with text; -ENOMEM */
@@ -286,6 +289,20 @@ int kv_seq_need(const struct kv_seq *seq, size_t n_tokens, uint32_t *ret);
 int kv_seq_extend(struct kv_seq *seq, size_t n_tokens, const kv_block_id *ids);
 /* kv_seq_stamp() - used now: later stamps for the beginning of a chain than for its end */
 void kv_seq_stamp(struct kv_seq *seq, size_t first, size_t end);
+
+/* ---- trace.c ---- */
+
+static inline bool kv_is_traced(const struct kv_pool *pool)
+{
+	return __builtin_expect(kv_load_relaxed(&((const struct kv_shm_pool *)pool->index)->trace_salt) != 0, 0);
+}
+/* kv_trace_note() - a lookup of @n tokens has found @n_found more */
+void kv_trace_note(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t n_found);
+void kv_trace_send(struct kv_seq *seq); /* it ends */
+/* kvctl: record requests of a pool, "" of all. 0; -EPERM, -EBUSY, -ENOENT with text */
+int kv_trace_start(struct kv_client *client, const char *pool, uint64_t salt, int64_t timeout);
+/* kv_trace_next() - those since the last call; @ret: [KV_WIRE_MAX]. 0; -ENOENT: start again, with the same salt */
+int kv_trace_next(struct kv_client *client, struct kv_msg_trace_part *ret, int64_t timeout);
 
 /* ---- hold.c ---- */
 

@@ -276,7 +276,7 @@ static int lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *r
 }
 
 /* One in eight is timed: looking at the clock costs as much as finding a block. */
-KV_PUBLIC int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *ret_hit)
+static int timed_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *ret_hit)
 {
 	struct kv_pool *pool = seq->pool;
 	int64_t start;
@@ -288,5 +288,15 @@ KV_PUBLIC int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n,
 	r = lookup(seq, tokens, n, ret_hit);
 	if (!r)
 		kv_latency_add(&pool->session->lookups, (uint64_t)(kv_now() - start));
+	return r;
+}
+
+KV_PUBLIC int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *ret_hit)
+{
+	size_t before = seq->len;
+	int r = timed_lookup(seq, tokens, n, ret_hit);
+
+	if (!r && kv_is_traced(seq->pool) && !seq->is_part)
+		kv_trace_note(seq, tokens, n, *ret_hit - before);
 	return r;
 }

@@ -114,6 +114,7 @@ KV_PUBLIC struct kv_seq *kv_seq_free(struct kv_seq *seq, void *stream)
 	if (!seq)
 		return NULL;
 	if (!kv_forked(seq->pool->fork_generation)) {
+		kv_trace_send(seq);
 		kv_seq_stamp(seq, 0, seq->n_submitted);
 		kv_seq_withdraw(seq, 0);
 		/* Where it fails the blocks stay leased until the pool is closed, or the process ends. */
@@ -121,6 +122,7 @@ KV_PUBLIC struct kv_seq *kv_seq_free(struct kv_seq *seq, void *stream)
 			seq->pool->lost = true;
 		seq->pool->n_seqs--;
 	}
+	free(kv_steal(seq->traced));
 	kv_identity_deinit(&seq->identity);
 	if (seq->pool->spare || seq->tokens_room > SPARE_TOKENS)
 		kv_seq_discard(seq);

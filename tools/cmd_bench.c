@@ -29,21 +29,21 @@ static void find_kvbench(char path[PATH_MAX])
 	strcpy(path, "kvbench");
 }
 
-int kv_ctl_kvbench(struct kv_ctl *ctl, int argc, char **argv)
+/* @socket: NULL: kvbench starts a daemon */
+static int become_kvbench(struct kv_ctl *ctl, const char *socket, int argc, char **argv)
 {
 	kv_cleanup(kv_freep) char **args = calloc((size_t)argc + 5, sizeof(*args));
 	char path[PATH_MAX];
-	int status, n = 0;
+	int n = 0;
 
 	if (!args)
 		return kv_ctl_refuse(ctl, KV_EXIT_FAILED, "no memory");
-	status = kv_ctl_connect(ctl); /* so that it is kvctl that says where it looked */
-	if (status)
-		return status;
 	find_kvbench(path);
 	args[n++] = path;
-	args[n++] = "--socket";
-	args[n++] = (char *)ctl->socket;
+	if (socket) {
+		args[n++] = "--socket";
+		args[n++] = (char *)socket;
+	}
 	if (ctl->emit.json)
 		args[n++] = "--json";
 	for (int i = 0; i < argc; i++)
@@ -51,6 +51,18 @@ int kv_ctl_kvbench(struct kv_ctl *ctl, int argc, char **argv)
 	ctl->client = kv_disconnect(ctl->client);
 	execvp(path, args);
 	return kv_ctl_refuse(ctl, KV_EXIT_FAILED, "%s: %s", path, strerror(errno));
+}
+
+int kv_ctl_kvbench(struct kv_ctl *ctl, int argc, char **argv)
+{
+	int status = kv_ctl_connect(ctl); /* so that it is kvctl that says where it looked */
+
+	return status ? status : become_kvbench(ctl, ctl->socket, argc, argv);
+}
+
+int kv_ctl_kvbench_alone(struct kv_ctl *ctl, int argc, char **argv)
+{
+	return become_kvbench(ctl, NULL, argc, argv);
 }
 
 int kv_cmd_bench(struct kv_ctl *ctl, int argc, char **argv)

@@ -87,6 +87,8 @@ int kv_cmd_restart(struct kv_ctl *ctl, int argc, char **argv);
 /* cmd_bench.c */
 /* kv_ctl_kvbench() - run it in this process's place; returns only if that fails */
 int kv_ctl_kvbench(struct kv_ctl *ctl, int argc, char **argv);
+/* kv_ctl_kvbench_alone() - likewise, with a daemon of its own */
+int kv_ctl_kvbench_alone(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_bench(struct kv_ctl *ctl, int argc, char **argv);
 
 /* cmd_report.c */
@@ -128,6 +130,11 @@ int kv_cmd_block_show(struct kv_ctl *ctl, int argc, char **argv);
 /* cmd_prefix.c */
 extern const struct option kv_prefix_options[];
 int kv_cmd_prefix_show(struct kv_ctl *ctl, int argc, char **argv);
+
+/* cmd_trace.c */
+extern const struct option kv_trace_options[], kv_replay_options[];
+int kv_cmd_trace_record(struct kv_ctl *ctl, int argc, char **argv);
+int kv_cmd_trace_replay(struct kv_ctl *ctl, int argc, char **argv);
 
 /* doctor.c */
 int kv_cmd_doctor(struct kv_ctl *ctl, int argc, char **argv);

@@ -179,6 +179,7 @@ struct kv_shm_pool {
 	uint64_t granules_offset; /* [n_granules] words in this memfd */
 	uint64_t n_granules;	  /* 0: there are none, clients map whole arenas */
 	uint64_t map_revision;
+	uint64_t trace_salt; /* not 0: requests are told of (libclient/trace.c); the daemon writes */
 };
 
 /*

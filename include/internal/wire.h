@@ -60,6 +60,10 @@ enum kv_msg_type {
 	KV_MSG_POOL_OPEN_READ = 62, /* as POOL_OPEN; blocks and arena come for reading */
 	KV_MSG_BLOCK = 70, /* answered by KV_MSG_BLOCK_SHOWN */
 	KV_MSG_BLOCK_SHOWN = 71,
+	KV_MSG_TRACE = 72, /* requests are recorded for this connection from now on */
+	KV_MSG_TRACE_NEXT = 73, /* answered by KV_MSG_TRACE_PART */
+	KV_MSG_TRACE_PART = 74,
+	KV_MSG_TRACED = 75, /* of a session, without an answer: a request has ended */
 };
 
 struct kv_wire_head {
@@ -210,6 +214,43 @@ struct kv_msg_stats_part {
 	uint32_t item_bytes;
 	uint32_t reserved;
 	uint64_t items[]; /* array of the struct of the kind */
+};
+
+#define KV_TRACE_TOKENS 512u /* that one key stands for: the form of public traces */
+
+struct kv_trace_key {
+	uint64_t lo, hi;
+};
+
+struct kv_msg_trace {
+	struct kv_wire_head head;
+	char pool[KV_NAME_MAX]; /* "": all */
+	uint64_t salt;		/* not 0 */
+};
+
+struct kv_msg_traced {
+	struct kv_wire_head head;
+	int64_t start_ns; /* CLOCK_MONOTONIC: its lookup */
+	uint64_t number;  /* of this session's requests, from 1 */
+	uint64_t n_input, n_hit, n_output; /* tokens */
+	uint32_t n_keys;
+	uint32_t reserved;
+	struct kv_trace_key keys[]; /* [n_keys] of each KV_TRACE_TOKENS of the input and all before, the last may be partial */
+};
+
+struct kv_trace_record {
+	int64_t start_ns;
+	uint64_t session, pool, number;
+	uint64_t n_input, n_hit, n_output;
+	uint64_t n_keys; /* struct kv_trace_key [n_keys] follow */
+};
+
+struct kv_msg_trace_part {
+	struct kv_wire_head head;
+	uint64_t n_lost; /* in the daemon, since the start */
+	uint32_t n;
+	uint32_t more; /* 1: some wait */
+	uint64_t items[]; /* [n] records, each with its keys */
 };
 
 struct kv_msg_block {

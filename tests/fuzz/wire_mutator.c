@@ -249,6 +249,23 @@ static size_t make_block(uint8_t *body)
 	return body_of(body, &m, sizeof(m));
 }
 
+static size_t make_trace(uint8_t *body)
+{
+	struct kv_msg_trace m = {.salt = below(8) ? 77 : 0};
+
+	m.pool[0] = below(2) ? pool_name() : 0;
+	return body_of(body, &m, sizeof(m));
+}
+
+static size_t make_traced(uint8_t *body)
+{
+	struct kv_msg_traced m = {.start_ns = 1, .number = below(4), .n_hit = below(3)};
+
+	m.n_input = below(8) ? 2 : (uint64_t)value_that_hurts();
+	m.n_keys = below(8) ? 0 : (uint32_t)value_that_hurts();
+	return body_of(body, &m, sizeof(m));
+}
+
 /* STEP_RESUME makes those that succeed. */
 static size_t make_resume(uint8_t *body)
 {
@@ -289,6 +306,9 @@ static const struct {
 	{KV_MSG_POOL_EPOCH, 2, make_name},   {KV_MSG_POOL_SET, 4, make_set},
 	{KV_MSG_POOL_COMPACT, 2, make_compact}, {KV_MSG_RESUME, 2, make_resume},
 	{KV_MSG_RESTART, 1, make_restart},   {KV_MSG_BLOCK, 2, make_block},
+	{KV_MSG_TRACE, 2, make_trace},
+	{KV_MSG_TRACED, 2, make_traced},
+	{KV_MSG_TRACE_NEXT, 1, make_plain},
 	{0, 1, make_plain},
 };
 

@@ -58,6 +58,7 @@ struct kv_bench {
 	const char *file;   /* replay: the trace */
 	uint32_t engines;
 	uint32_t capacity; /* blocks */
+	const char *capacities; /* replay: "1000,5000", several of them; NULL: the one */
 	struct kv_bench_kernel kernel;
 };
 

@@ -86,7 +86,8 @@ static const char options_help[] =
 	"                         memory, for the time of the run\n"
 	"  -j, --json             one object on one line, with exact numbers\n"
 	"      --engines N        replay, crowd: client processes (default 1)\n"
-	"      --capacity BLOCKS  replay, colocate: size of the memory, in blocks of 512 tokens\n"
+	"      --capacity BLOCKS  replay, colocate: size of the memory, in blocks of 512 tokens;\n"
+	"                         replay: several with commas, one after the other\n"
 	"Of attention, write, merge; of those marked * several, with commas between: all of them.\n"
 	"      --shape Q/K/D *    heads, KV heads, head size\n"
 	"      --batch N *        sequences (write: tokens)\n"
@@ -135,6 +136,22 @@ static int parse_count(const struct kv_bench *b, const char *option, const char 
 	return KV_BENCH_DONE;
 }
 
+/* A number, or several with commas: all are looked at before the first run. */
+static int parse_capacities(struct kv_bench *b, const char *text)
+{
+	char word[16];
+	int status = KV_BENCH_DONE;
+
+	for (const char *at = text; !status && at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+		size_t n = strcspn(at, ",");
+
+		snprintf(word, sizeof(word), "%.*s", (int)(n < sizeof(word) ? n : sizeof(word)), at);
+		status = parse_count(b, "--capacity", word, MAX_CAPACITY, &b->capacity);
+	}
+	b->capacities = strchr(text, ',') ? text : NULL;
+	return status;
+}
+
 static const char *device_names(void)
 {
 	return kv_bench_devices[1] ? "cuda or host" : "host (this build has no CUDA)";
@@ -168,7 +185,7 @@ static int parse_options(struct kv_bench *b, int argc, char **argv, int *ret_let
 					     &b->engines);
 			break;
 		case 'c':
-			status = parse_count(b, "--capacity", optarg, MAX_CAPACITY, &b->capacity);
+			status = parse_capacities(b, optarg);
 			break;
 		case 'h':
 		case 'V':
@@ -192,6 +209,9 @@ static int check_words(struct kv_bench *b, const struct benchmark *m, int n_word
 	if (n_words != (m->replays ? 1 : 0) || (m->replays && !b->capacity))
 		return kv_bench_refuse(b, KV_BENCH_USAGE, "usage: kvbench %s%s%s [OPTION...]",
 				       m->name, *m->args ? " " : "", m->args);
+	if (b->capacities && m->run != kv_bench_replay)
+		return kv_bench_refuse(b, KV_BENCH_USAGE, "--capacity: '%s' given; several are for 'kvbench replay'",
+				       b->capacities);
 	if (!m->replays && (b->capacity || (b->engines && m->run != kv_bench_crowd)))
 		return kv_bench_refuse(b, KV_BENCH_USAGE,
 				       "--engines is for 'kvbench replay' and 'crowd', --capacity for "

@@ -21,6 +21,7 @@
 
 #include "include/internal/cleanup.h"
 #include "tools/bench/replay.h"
+#include "tools/progress.h"
 
 #define MIB	       ((uint64_t)1 << 20)
 #define BLOCK_BYTES    (KV_TRACE_BLOCK * 1u) /* of the private daemon: a byte a token */
@@ -124,8 +125,12 @@ static int await_end(struct kv_replay *replay, struct engines *e)
 {
 	uint64_t seen = 0;
 	int64_t moved = kv_bench_now();
+	struct kv_progress progress;
+	int status = KV_BENCH_DONE;
 
-	while (reap(e)) {
+	kv_progress_init(&progress, replay->bench->emit.json);
+
+	while (!status && reap(e)) {
 		uint64_t next = __atomic_load_n(&replay->shared->next, __ATOMIC_RELAXED);
 
 		if (next != seen) {
@@ -133,11 +138,13 @@ static int await_end(struct kv_replay *replay, struct engines *e)
 			moved = kv_bench_now();
 		}
 		if (kv_bench_now() - moved > STUCK_TIMEOUT)
-			return kv_bench_refuse(replay->bench, KV_BENCH_FAILED,
-					       "the engines are stuck at request %" PRIu64, seen);
+			status = kv_bench_refuse(replay->bench, KV_BENCH_FAILED,
+						 "the engines are stuck at request %" PRIu64, seen);
+		kv_progress_show(&progress, seen, replay->trace.n_requests, "requests");
 		poll(NULL, 0, LOOK_AGAIN_MS);
 	}
-	return e->status;
+	kv_progress_end(&progress);
+	return status ? status : e->status;
 }
 
 static int run_engines(struct kv_replay *replay, double *ret_seconds)
@@ -261,27 +268,59 @@ static int run(struct kv_replay *replay)
 	return s.check.n_errors ? KV_BENCH_FAILED : KV_BENCH_DONE;
 }
 
+/* One run, on a daemon and a pool of its own. */
+static int run_once(struct kv_replay *replay)
+{
+	struct kv_bench *b = replay->bench;
+	char name[KV_NAME_MAX];
+	int status;
+
+	kv_bench_pool_name(name, "replay");
+	replay->what = (struct kv_bench_pool){
+		.name = name, .block_tokens = KV_TRACE_BLOCK, .n_blocks = b->capacity};
+	memset(replay->shared, 0, sizeof(*replay->shared));
+	status = kv_bench_serve(b, ((uint64_t)b->capacity + 1) * BLOCK_BYTES + 16 * MIB);
+	return status ? status : run(replay);
+}
+
+/* Capacities one after the other; a daemon that was started for one is too small for the next. */
+static int run_each(struct kv_replay *replay)
+{
+	struct kv_bench *b = replay->bench;
+	const char *socket = b->socket;
+	int status = KV_BENCH_DONE;
+
+	if (!b->capacities)
+		return run_once(replay);
+	kv_emit_open(&b->emit, NULL, '[');
+	for (const char *at = b->capacities; !status && at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+		b->capacity = (uint32_t)strtoul(at, NULL, 10);
+		status = run_once(replay);
+		if (!socket)
+			kv_bench_end(b);
+		kv_emit_gap(&b->emit);
+		fflush(b->emit.out);
+	}
+	kv_emit_close(&b->emit);
+	return status;
+}
+
 int kv_bench_replay(struct kv_bench *b)
 {
-	char name[KV_NAME_MAX], text[512];
-	struct kv_replay replay = {
-		.bench = b,
-		.what = {.name = name, .block_tokens = KV_TRACE_BLOCK, .n_blocks = b->capacity}};
+	struct kv_replay replay = {.bench = b};
+	char text[512];
 	void *shared;
 	int status;
 
 	if (kv_trace_read(b->file, &replay.trace, text, sizeof(text)) < 0)
 		return kv_bench_refuse(b, KV_BENCH_FAILED, "%s", text);
-	kv_bench_pool_name(name, "replay");
 	shared = mmap(NULL, sizeof(*replay.shared), PROT_READ | PROT_WRITE,
 		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (shared == MAP_FAILED) {
 		status = kv_bench_refuse(b, KV_BENCH_FAILED, "replay: %s", strerror(errno));
 	} else {
 		replay.shared = shared;
-		status = kv_bench_serve(b, ((uint64_t)b->capacity + 1) * BLOCK_BYTES + 16 * MIB);
-		if (!status)
-			status = run(&replay);
+		status = run_each(&replay);
 		munmap(shared, sizeof(*replay.shared));
 	}
 	kv_trace_deinit(&replay.trace);
