@@ -259,9 +259,9 @@ static size_t make_trace(uint8_t *body)
 
 static size_t make_traced(uint8_t *body)
 {
-	struct kv_msg_traced m = {.start_ns = 1, .number = below(4), .n_hit = below(3)};
+	struct kv_msg_traced m = {.start_ns = 1, .number = below(4)};
 
-	m.n_input = below(8) ? 2 : (uint64_t)value_that_hurts();
+	m.n_input = below(8) ? 2 * below(2) : (uint64_t)value_that_hurts();
 	m.n_keys = below(8) ? 0 : (uint32_t)value_that_hurts();
 	return body_of(body, &m, sizeof(m));
 }
