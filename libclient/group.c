@@ -89,6 +89,8 @@ static int work_out_units(struct kv_groups *groups)
 		for (uint32_t k = 0; k < i; k++)
 			groups->ordinals[i] += groups->groups[k].pool == g->pool;
 	}
+	if (!groups->digest_unit)
+		groups->digest_unit = groups->unit;
 	for (uint32_t i = 0; i < groups->n; i++) {
 		if (is_state(groups, i) && groups->unit != groups->groups[i].interval)
 			return kv_error(-EINVAL, "groups[%u].interval: %u given; it must be a multiple of "
@@ -201,6 +203,8 @@ KV_PUBLIC struct kv_gseq *kv_gseq_free(struct kv_gseq *seq, void *stream)
 {
 	if (!seq)
 		return NULL;
+	if (!kv_forked(seq->groups->groups[0].pool->fork_generation))
+		kv_gseq_withdraw(seq, 0);
 	for (uint32_t g = 0; g < seq->groups->n; g++) {
 		kv_seq_free(seq->seqs[g], stream);
 		kv_gstate_deinit(&seq->states[g], seq->groups->groups[g].pool, stream);
@@ -209,6 +213,7 @@ KV_PUBLIC struct kv_gseq *kv_gseq_free(struct kv_gseq *seq, void *stream)
 	kv_identity_deinit(&seq->identity);
 	free(seq->tokens);
 	free(seq->digests);
+	free(seq->promises);
 	free(seq->seqs);
 	free(seq->states);
 	free(seq);
@@ -512,6 +517,7 @@ KV_PUBLIC int kv_gseq_rollback(struct kv_gseq *seq, size_t n_tokens, void *strea
 					       kv_seq_rollback(seq->seqs[g], n_tokens, stream);
 	if (r < 0)
 		return r;
+	kv_gseq_withdraw(seq, n_tokens);
 	seq->len = n_tokens;
 	seq->n_preempted = 0;
 	kv_identity_cut(&seq->identity, n_tokens);
@@ -528,6 +534,8 @@ KV_PUBLIC int kv_gseq_publish(struct kv_gseq *seq, void *stream)
 	for (uint32_t g = 0; g < seq->groups->n && !r; g++)
 		r = is_state(seq->groups, g) ? kv_gstate_publish(seq, g, stream) :
 					       kv_seq_publish(seq->seqs[g], stream);
+	if (!r)
+		kv_gseq_keep_promises(seq);
 	return r;
 }
 

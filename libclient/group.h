@@ -4,6 +4,7 @@
  *
  *   group.c        groups, and what a sequence does in all of them
  *   group_find.c   the longest prefix that all groups have
+ *   group_promise.c  waiting for what others compute
  *   group_state.c  rows of states: which is read, which is written, which are kept
  */
 #ifndef KV_LIBCLIENT_GROUP_H
@@ -61,6 +62,9 @@ struct kv_gseq {
 	size_t n_digests, digests_room;
 	struct kv_blake2b hash; /* has taken in so many: */
 	size_t n_hashed;
+	struct kv_key *promises; /* [n_promises] of the prefixes of 1, 2, ... units that it promised */
+	size_t n_promises, promises_room;
+	size_t n_kept; /* of these, published by now */
 	struct kv_seq **seqs;	 /* [groups->n]; NULL for a STATE */
 	struct kv_gstate *states; /* [groups->n] */
 };
@@ -75,6 +79,12 @@ int kv_gseq_keep_tokens(struct kv_gseq *seq, const int32_t *tokens, size_t n);
 
 /* kv_group_first() - the first token that must be there for the token at @len to be computed */
 size_t kv_group_first(const struct kv_group *group, size_t len);
+
+/* ---- group_promise.c ---- */
+
+/* kv_gseq_withdraw() - promises of prefixes longer than @n_tokens end */
+void kv_gseq_withdraw(struct kv_gseq *seq, size_t n_tokens);
+void kv_gseq_keep_promises(struct kv_gseq *seq); /* what was computed has been published */
 
 /* ---- group_state.c ---- */
 

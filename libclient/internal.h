@@ -283,6 +283,12 @@ bool kv_seq_key(const struct kv_seq *seq, size_t i, const int32_t *tokens, struc
 void kv_seq_withdraw(struct kv_seq *seq, size_t first);
 /* kv_promise_end() - a block of this key has been published: its promise, if it is ours, is kept */
 void kv_promise_end(struct kv_pool *pool, struct kv_key key);
+/* kv_promise_make() - false: another session has promised it */
+bool kv_promise_make(struct kv_pool *pool, struct kv_key key, int64_t until);
+/* kv_promise_stands() - has another session promised it? */
+bool kv_promise_stands(struct kv_pool *pool, struct kv_key key);
+/* kv_promise_shorten() - it was published: the promise ends soon, by itself */
+void kv_promise_shorten(struct kv_pool *pool, struct kv_key key);
 /* kv_seq_need() - blocks to be had for @n_tokens in total. 0; KV_TOO_LARGE */
 int kv_seq_need(const struct kv_seq *seq, size_t n_tokens, uint32_t *ret);
 /* kv_seq_extend() - take over the leased blocks it needs for them. 0; -ENOMEM: none was taken */

@@ -77,6 +77,7 @@ static int empty(struct kv_gseq *seq, void *stream)
 	struct kv_groups *groups = seq->groups;
 	int r = 0;
 
+	kv_gseq_withdraw(seq, 0);
 	for (uint32_t g = 0; g < groups->n && !r; g++) {
 		if (groups->groups[g].kind != KV_GROUP_STATE) {
 			r = kv_seq_empty(seq->seqs[g], stream);

@@ -48,8 +48,7 @@ static bool is_valid(const struct kv_pool *pool, uint64_t word)
 	return kv_load_acquire(&head->live[slot / 64]) >> slot % 64 & 1;
 }
 
-/* False: another session has promised it. */
-static bool promise(struct kv_pool *pool, struct kv_key key, int64_t until)
+bool kv_promise_make(struct kv_pool *pool, struct kv_key key, int64_t until)
 {
 	uint64_t *bucket = bucket_of(pool, key), *free_word = NULL, old = 0;
 	uint64_t own = (uint64_t)tag_of(key) << 32 | (pool->slot + 1) << 24 | ticks(until);
@@ -71,7 +70,7 @@ static bool promise(struct kv_pool *pool, struct kv_key key, int64_t until)
 	return true;
 }
 
-static bool is_promised(struct kv_pool *pool, struct kv_key key)
+bool kv_promise_stands(struct kv_pool *pool, struct kv_key key)
 {
 	const uint64_t *bucket = bucket_of(pool, key);
 
@@ -97,7 +96,7 @@ void kv_promise_end(struct kv_pool *pool, struct kv_key key)
 }
 
 /* It is published as soon as the daemon comes to it, and nobody will be there to end the promise. */
-static void shorten(struct kv_pool *pool, struct kv_key key)
+void kv_promise_shorten(struct kv_pool *pool, struct kv_key key)
 {
 	uint64_t *bucket = bucket_of(pool, key);
 
@@ -116,7 +115,7 @@ void kv_seq_withdraw(struct kv_seq *seq, size_t first)
 		if (i >= seq->n_submitted || kv_block_is_cached(seq->pool, seq->table[i]))
 			kv_promise_end(seq->pool, seq->keys[i]);
 		else
-			shorten(seq->pool, seq->keys[i]);
+			kv_promise_shorten(seq->pool, seq->keys[i]);
 	}
 	if (seq->n_promised > first)
 		seq->n_promised = first;
@@ -151,7 +150,7 @@ KV_PUBLIC int kv_seq_promise(struct kv_seq *seq, const int32_t *tokens, size_t n
 		kv_seq_begin(seq);
 	for (; i < end; i++) {
 		kv_seq_key(seq, i, tokens + i * size, &seq->keys[i], &row);
-		if (!promise(pool, seq->keys[i], until))
+		if (!kv_promise_make(pool, seq->keys[i], until))
 			break;
 	}
 	/* What was promised beyond, for other tokens perhaps, is not meant any more. */
@@ -173,7 +172,7 @@ static int next_is_promised(struct kv_seq *seq, const int32_t *tokens, size_t n)
 	if (seq->len % size || i >= (n ? (n - 1) / size : 0) || seq->n_submitted < i)
 		return 0;
 	kv_seq_key(seq, i, tokens + i * size, &key, &row);
-	return is_promised(seq->pool, key);
+	return kv_promise_stands(seq->pool, key);
 }
 
 KV_PUBLIC int kv_seq_follow(struct kv_seq *seq, const int32_t *tokens, size_t n, int64_t timeout,

@@ -126,6 +126,17 @@ int kv_gseq_extra(struct kv_gseq *seq, const struct kv_extra *extra);
 int kv_gseq_lookup(struct kv_gseq *seq, const int32_t *tokens, size_t n, size_t *ret_hit);
 
 /**
+ * kv_gseq_promise(), kv_gseq_follow() - as kv_seq_promise() and kv_seq_follow(), in all groups
+ *
+ * In steps of the unit. A promise is kept when a step that reached its length was published; where a group
+ * has nothing to show for it (there was no row for a checkpoint), who waits goes on after a moment.
+ */
+int kv_gseq_promise(struct kv_gseq *seq, const int32_t *tokens, size_t n, int64_t timeout,
+		    size_t *ret_promised);
+int kv_gseq_follow(struct kv_gseq *seq, const int32_t *tokens, size_t n, int64_t timeout,
+		   size_t *ret_hit);
+
+/**
  * kv_gseq_reserve() - room for @n_tokens in total, in every group
  *
  * All or nothing. Rows for checkpoints come too as far as there are any: where there are none a

@@ -430,6 +430,60 @@ START_TEST(forks_go_on_from_one_state_each_for_itself)
 }
 END_TEST
 
+/* ---- promises ---- */
+
+START_TEST(a_hybrid_is_followed_while_it_is_computed_and_its_promise_ends_with_it)
+{
+	int32_t tokens[60];
+	struct model other;
+	struct kv_gseq *writer, *reader;
+	size_t hit, promised;
+	int64_t start;
+
+	memcpy(tokens, tokens_of(5, 60), sizeof(tokens));
+	model_open(&other, 0, 0, N_DRAFTS);
+	writer = new_seq(&other);
+	reader = new_seq(&m);
+	must(kv_gseq_promise(writer, tokens, 60, 60 * KV_SEC, &promised));
+	ck_assert_uint_eq(promised, 56);
+	ck_assert_int_eq(kv_gseq_follow(reader, tokens, 60, 0, &hit), KV_PROMISED);
+	must(kv_gseq_promise(reader, tokens, 60, KV_SEC, &promised));
+	ck_assert_uint_eq(promised, 0); /* it is the other's */
+	for (size_t to = 8; to <= 40; to += 8) {
+		compute(&other, writer, tokens, to, 8);
+		must(kv_ping(other.client, TIMEOUT));
+		ck_assert_int_eq(kv_gseq_follow(reader, tokens, 60, 0, &hit), KV_PROMISED);
+		ck_assert_uint_eq(hit, to);
+	}
+	/* Given up: the reader's turn. */
+	kv_gseq_free(writer, NULL);
+	start = now_ns();
+	must(kv_gseq_follow(reader, tokens, 60, 40 * KV_SEC, &hit));
+	ck_assert_uint_eq(hit, 40);
+	expect(now_ns() - start < 20 * KV_SEC, "it waits for nobody");
+	must(kv_gseq_promise(reader, tokens, 60, KV_SEC, &promised));
+	ck_assert_uint_eq(promised, 56);
+	compute(&m, reader, tokens, 60, 9);
+	kv_gseq_free(reader, NULL);
+
+	/* A rollback and a preemption take promises back. */
+	tokens[0]++;
+	writer = new_seq(&other);
+	reader = new_seq(&m);
+	must(kv_gseq_promise(writer, tokens, 60, 60 * KV_SEC, NULL));
+	ck_assert_int_eq(kv_gseq_follow(reader, tokens, 60, 0, &hit), KV_PROMISED);
+	must(kv_gseq_rollback(writer, 0, NULL));
+	must(kv_gseq_follow(reader, tokens, 60, 0, &hit));
+	must(kv_gseq_promise(writer, tokens, 60, 60 * KV_SEC, NULL));
+	ck_assert_int_eq(kv_gseq_follow(reader, tokens, 60, 0, &hit), KV_PROMISED);
+	must(kv_gseq_preempt(writer, NULL));
+	must(kv_gseq_follow(reader, tokens, 60, 0, &hit));
+	kv_gseq_free(writer, NULL);
+	kv_gseq_free(reader, NULL);
+	model_close(&other);
+}
+END_TEST
+
 /* ---- windows ---- */
 
 /* D32. */
@@ -628,6 +682,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, a_rollback_is_in_all_groups_or_in_none);
 	tcase_add_test(tcase, drafts_are_rolled_back_to_any_token_of_their_step);
 	tcase_add_test(tcase, forks_go_on_from_one_state_each_for_itself);
+	tcase_add_test(tcase, a_hybrid_is_followed_while_it_is_computed_and_its_promise_ends_with_it);
 	tcase_add_test(tcase, window_blocks_leave_behind_finished_tokens_not_scheduled_ones);
 	tcase_add_test(tcase, a_sequence_longer_than_the_pool_fits_in_a_window);
 	tcase_add_test(tcase, groups_that_share_a_pool_never_find_each_others_blocks);
