@@ -70,6 +70,7 @@ static int run_kvctl(char *text, size_t size)
 	return WEXITSTATUS(status);
 }
 
+/* D40. Under load, with faults: tests/integration/soak.c. */
 START_TEST(books_of_a_pool_in_use_add_up_in_pages_and_books_alike)
 {
 	struct kv_seq *seq = seq_published(client, pool, 1, 5 * BLOCK_TOKENS);

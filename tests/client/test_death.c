@@ -91,6 +91,7 @@ static void rich(struct process *self, void *arg)
 	process_wait(self);
 }
 
+/* D36. Ten thousand deaths in a row: tests/integration/kills.c. */
 START_TEST(a_killed_client_gives_everything_back)
 {
 	struct kv_seq *seqs[3], *shares;
@@ -146,6 +147,7 @@ static void half_done(struct process *self, void *arg)
 	process_wait(self);
 }
 
+/* D22: only what was published can be found, also after its owner was killed. */
 START_TEST(what_was_not_published_dies_with_its_process_whoever_gets_the_block)
 {
 	struct process *other = process_start(half_done, NULL);

@@ -180,6 +180,7 @@ START_TEST(a_worker_that_takes_over_does_not_wait_for_a_mover_that_does_not_end)
 }
 END_TEST
 
+/* D18: who writes to blocks that others have given up is the mover; it may end at any time, or not. */
 START_TEST(what_it_was_copying_to_is_handed_out_when_it_has_ended)
 {
 	struct process *kept;

@@ -126,6 +126,7 @@ START_TEST(pools_of_different_block_sizes_never_share_a_byte)
 }
 END_TEST
 
+/* D37 */
 START_TEST(two_mappings_of_two_pools_show_the_same_bytes_at_the_right_places)
 {
 	struct kv_pool *a[2], *b[2];

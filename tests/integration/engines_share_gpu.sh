@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# engines_share.sh with engines that compute on a GPU: each way of exporting its memory, and, where
-# there are two GPUs, a daemon that owns both and engines on the second. Exit 77 without a GPU.
+# engines_share.sh with engines that compute on a GPU: each way of exporting its memory, granules of a
+# pool of its own, and, where there are two GPUs, a daemon that owns both and engines on the second.
+# Exit 77 without a GPU.
 set -eu
 
 build=${1:?usage: $0 BUILD_FOLDER}
@@ -24,6 +25,7 @@ share()
 for kind in vmm ipc; do
 	share 0 "--gpus 0 --reserve 4G --export $kind"
 done
+share 0 "--gpus 0 --reserve 4G --isolate"
 if [ "$n_gpus" -ge 2 ]; then
 	for kind in vmm ipc; do
 		share 1 "--gpus 0,1 --reserve 4G --export $kind"
