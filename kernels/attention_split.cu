@@ -89,7 +89,7 @@ static int kind_of(const struct kv_attention_args *args)
 
 	if (usual && !args->seq_causal && !args->window_prefix_lens && !args->doc_ranges &&
 	    !args->tree_mask && !args->alibi_slopes && args->window_right <= 0 &&
-	    args->key_begin <= 0 && !args->key_end && args->cp_size <= 1)
+	    args->key_begin <= 0 && !args->key_end && args->cp_size <= 1 && !args->k_row_scales.base)
 		return KV_SPLIT_PLAIN;
 	return KV_SPLIT_ANY;
 }
@@ -143,6 +143,21 @@ static int near_blocks(const struct kv_attention_args *args, const struct split 
 	return 1;
 }
 
+/* An invariant call: one cluster for each chunk of rows there can be. */
+static void split_fixed(const struct kv_attention_args *args, int64_t rows, struct split *ret)
+{
+	int tiles = rows > KV_SPLIT_ROWS ? 2 : 1;
+	int64_t all_rows = (int64_t)args->n_tokens * (args->n_heads_q / args->k.n_heads);
+	int64_t entries = (all_rows / (tiles * KV_SPLIT_ROWS) + args->n_seqs) * args->k.n_heads;
+
+	ret->near = KV_SPLIT_FIXED;
+	ret->n_chunks = (int)((rows + tiles * KV_SPLIT_ROWS - 1) / (tiles * KV_SPLIT_ROWS));
+	ret->choice.kind = KV_SPLIT_NEAR;
+	ret->choice.n_row_tiles = tiles;
+	ret->choice.n_heads = 1;
+	ret->choice.n_parts = entries < INT_MAX / KV_SPLIT_FIXED ? (int)entries * KV_SPLIT_FIXED : 0;
+}
+
 static int split_init(const struct kv_attention_args *args, struct split *ret)
 {
 	int64_t rows = (int64_t)args->max_query_len * (args->n_heads_q / args->k.n_heads);
@@ -160,6 +175,10 @@ static int split_init(const struct kv_attention_args *args, struct split *ret)
 	ret->n_chunks = (int)((rows + choice->n_row_tiles * 8 - 1) / (choice->n_row_tiles * 8));
 	ret->sets = 1;
 	ret->n_blocks = 1;
+	if (args->invariant) {
+		split_fixed(args, rows, ret);
+		return 0;
+	}
 	ret->near = near_blocks(args, ret, n_sms);
 	choice->kind = ret->near > 1 ? KV_SPLIT_NEAR : kind_of(args);
 	choice->n_heads = 1;
@@ -271,7 +290,9 @@ static void refuse_split(const struct kv_attention_args *args, struct kv_refusal
 		kv_refuse(refusals, KV_ATTN_DEVICE,
 			  "device: it has %d bytes of shared memory a multiprocessor, %d are needed",
 			  shared, MAX_SHARED);
-	if ((double)args->n_seqs * args->table_width * (args->k.block_tokens / RUN) *
+	if (!split.choice.n_parts)
+		kv_refuse(refusals, KV_ATTN_SIZE, "n_tokens: %d given, too large", args->n_tokens);
+	if (!args->invariant && (double)args->n_seqs * args->table_width * (args->k.block_tokens / RUN) *
 		    args->k.n_heads / (split.sets * split.choice.n_heads) * split.n_chunks >
 	    INT_MAX)
 		kv_refuse(refusals, KV_ATTN_SIZE, "n_seqs, table_width: %d, %d given, too large",
@@ -288,6 +309,10 @@ extern "C" void kv_attention_split_refuse(const struct kv_attention_args *args,
 	const uint64_t sizes = KV_ATTN_BIT(HEAD_DIM) | KV_ATTN_BIT(DTYPE) | KV_ATTN_BIT(KV_DTYPE) |
 			       KV_ATTN_BIT(BLOCK_TOKENS) | KV_ATTN_BIT(QUERY_ROWS);
 
+	if (args->invariant && kind_of(args) != KV_SPLIT_PLAIN)
+		kv_refuse(refusals, KV_ATTN_COMBINATION,
+			  "invariant: done for heads of 64 and 128, without trees, documents, prefixes, "
+			  "ALiBi, scales of rows, ranges of keys, ranks, seq_causal");
 	refuse_views(args, refusals);
 	refuse_rows(args, refusals);
 	if (!(refusals->bits & sizes))
@@ -301,7 +326,8 @@ extern "C" int kv_attention_split(const struct kv_attention_args *args)
 		{kv_split_launch_any_bf16, kv_split_launch_any_f16, kv_split_launch_any_f8}};
 	int type = args->k.dtype == KV_BF16 ? 0 : args->k.dtype == KV_F16 ? 1 : 2;
 	const float log2_e = 1.44269504088896f;
-	float scale = args->sm_scale * (args->k_scales ? 1 : args->k.scale);
+	bool scaled = args->k_row_scales.base;
+	float scale = args->sm_scale * (args->k_scales || scaled ? 1 : args->k.scale);
 	struct kv_split_params p = {};
 	struct split split;
 	int r;
@@ -325,6 +351,11 @@ extern "C" int kv_attention_split(const struct kv_attention_args *args)
 	p.v_scales = args->v_scales;
 	p.k = args->k;
 	p.v = args->v;
+	p.k_rows = args->k_row_scales;
+	p.v_rows = args->v_row_scales;
+	if (scaled)
+		p.v.scale = 1;
+	p.fixed = args->invariant;
 	p.sees = kv_visibility_of(args);
 	p.q_stride = args->q_token_stride;
 	p.out_stride = args->out_token_stride;

@@ -29,6 +29,10 @@
  * that comes last of those that share the entry merges them, in the order of the keys: the same
  * bits in each run. Above KV_SPLIT_MERGE of them it does so in two levels.
  *
+ * Invariant calls: each entry is worked on by a cluster of KV_SPLIT_FIXED thread blocks, whatever else there
+ * is, whose warps take tiles by their place in the sequence. So which sums are added to which goes by nothing
+ * but the row's own keys.
+ *
  * Speed, what bounds it and what was tried: tests/bench/NOTES.md.
  */
 #include "kernels/device/launch.cuh"
@@ -39,13 +43,13 @@ __global__ void __launch_bounds__(S::threads, S::blocks) attend_split(struct kv_
 {
 	extern __shared__ __align__(128) char shared[];
 	int warp = threadIdx.x / KV_WARP;
-	int per_head = S::warps / p.heads, head_in_set = warp / per_head, sub = warp % per_head;
 	uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared) + warp * S::ring;
 	float *scratch = (float *)(shared + S::warps * S::ring);
 	uint64_t policy = kv_policy_once();
 	struct cursor fetched;
 	struct segment s;
 	struct state<S> x;
+	struct share w;
 	struct cut c;
 	int stage = 0;
 
@@ -53,38 +57,39 @@ __global__ void __launch_bounds__(S::threads, S::blocks) attend_split(struct kv_
 	kv_let_grids_start();
 	if (!plan<S>(p, c, s))
 		return;
+	w = share_of<S>(p, s);
 	fetched.s = s;
-	fetched.tile = s.t0 + sub;
+	fetched.tile = s.t0 + w.first;
 	fetched.n_ids = 0;
-	cursor_skip_empty<S>(p, fetched, sub);
+	cursor_skip_empty<S>(p, fetched, w);
 #pragma unroll
 	for (int i = 0; i < S::stages - 1; i++) {
-		fetch<S>(p, fetched, sub, per_head, head_in_set, ring + i * 2 * S::tile, policy);
+		fetch<S>(p, fetched, w, ring + i * S::stage, policy);
 		kv_copy_commit();
 	}
-	load_q<S>(p, s, head_in_set, x);
+	load_q<S>(p, s, w.head_in_set, x);
 	for (;;) {
 		struct segment done = s;
 
 		if constexpr (S::type == KV_F8_E4M3)
 			scale_q<S>(p, x);
 		clear<S>(x);
-		for (int tile = s.t0 + sub; tile < s.t1; tile += per_head) {
+		for (int tile = s.t0 + w.first; tile < s.t1; tile += w.step) {
 			int free = stage ? stage - 1 : S::stages - 1;
 
 			kv_copy_wait<S::stages - 2>();
 			__syncwarp(); /* the stage is there for all lanes, all are done with the
 					 last */
-			fetch<S>(p, fetched, sub, per_head, head_in_set, ring + free * 2 * S::tile,
-				 policy);
+			fetch<S>(p, fetched, w, ring + free * S::stage, policy);
 			kv_copy_commit();
-			attend_tile<S>(p, s, token_of<S>(s, tile), ring + stage * 2 * S::tile,
-				       x);
+			attend_tile<S>(p, s, token_of<S>(s, tile), ring + stage * S::stage, x);
 			stage = stage + 1 < S::stages ? stage + 1 : 0;
 		}
+		if (S::scaled && p.k_rows.base)
+			unscale_sums<S>(x);
 		if (s.left) { /* q comes while sums go */
 			next_segment<S>(p, s);
-			load_q<S>(p, s, head_in_set, x);
+			load_q<S>(p, s, w.head_in_set, x);
 		}
 		finish<S>(p, c, done, (float *)shared, scratch, x);
 		if (!done.left)

@@ -9,13 +9,15 @@
 
 #define KV_SPLIT_COUNTERS 3  /* arrays of n_parts uint32_t at the start of the workspace */
 #define KV_SPLIT_MERGE	  16 /* sums that one thread block merges */
+#define KV_SPLIT_FIXED	  8  /* thread blocks of an entry's cluster, of invariant calls */
 #define KV_SPLIT_ROWS	  8  /* rows of q that one matrix instruction takes */
 
 /* What a kernel is for. */
 enum kv_split_kind {
 	KV_SPLIT_PLAIN, /* causal or not, a window, softcap, sinks: heads of 64 and 128 */
 	KV_SPLIT_ANY,	/* besides, all that kernels/visible.h knows, ALiBi; other head sizes */
-	KV_SPLIT_NEAR,	/* as PLAIN, of few entries: thread blocks of an entry are a cluster */
+	KV_SPLIT_NEAR,	/* as PLAIN, of few entries: thread blocks of an entry are a cluster. Or of any
+			 * number, and `fixed`: invariant calls */
 };
 
 struct kv_split_params {
@@ -34,6 +36,8 @@ struct kv_split_params {
 	struct kv_view k;
 	struct kv_view v;
 	struct kv_visibility sees; /* of KV_SPLIT_ANY */
+	struct kv_view k_rows;	   /* of KV_SPLIT_ANY and e4m3: scales of rows; base NULL: none */
+	struct kv_view v_rows;
 	int64_t q_stride;	   /* elements from token to token */
 	int64_t out_stride;
 	int64_t lse_stride;
@@ -58,6 +62,7 @@ struct kv_split_params {
 	float inner; /* softcap: factor of q . k inside tanh; else unused */
 	float outer; /* log2 e times softcap, or times the scale of scores */
 	bool capped;
+	bool fixed; /* an entry is a cluster's, and who has a tile goes by its place in the sequence */
 };
 
 /*

@@ -26,8 +26,7 @@ const struct kv_attn_backend kv_attn_cuda = {
 const struct kv_attn_backend kv_attn_split = {
 	.name = "split",
 	.device = KV_DEVICE_CUDA,
-	.caps = {.features = KV_ATTN_EVERYTHING &
-			     ~(KV_ATTN_BIT(INVARIANT) | KV_ATTN_BIT(ROW_SCALES)),
+	.caps = {.features = KV_ATTN_EVERYTHING,
 		 .dtypes = 1u << KV_F16 | 1u << KV_BF16,
 		 .kv_dtypes = 1u | 1u << KV_F8_E4M3,
 		 .kinds = 1u << KV_KIND_DECODER | 1u << KV_KIND_ENCODER_ONLY | 1u << KV_KIND_CROSS,

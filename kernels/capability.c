@@ -199,7 +199,8 @@ static void check_rest(const struct kv_attention_caps *c, const struct kv_attent
 		kv_refuse(r, KV_ATTN_LAYOUT,
 			  "k, v: strides of [token][head] are not done, or those of [head][token], "
 			  "or gaps between rows");
-	if (c->max_query_rows && q->max_query_rows > c->max_query_rows)
+	if (c->max_query_rows && q->max_query_rows > c->max_query_rows &&
+	    !(c->features & q->features & KV_ATTN_BIT(INVARIANT)))
 		kv_refuse(r, KV_ATTN_QUERY_ROWS,
 			  "max_query_len: %d rows given (queries times query heads of a KV head), "
 			  "it does up to %d",

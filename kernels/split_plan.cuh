@@ -31,8 +31,10 @@ template <int TYPE, int D, int N, int H, int KIND> struct shape {
 	static constexpr int runs = row > 64 ? 1 : 2; /* of a tile */
 	static constexpr int tokens = runs * RUN;
 	static constexpr int tile = tokens * row; /* bytes of K, and of V */
-	static constexpr int stages = 192 * 1024 / blocks / warps / (2 * tile);
-	static constexpr int ring = stages * 2 * tile; /* bytes of a warp */
+	static constexpr bool scaled = any && TYPE == KV_F8_E4M3; /* rows may have scales */
+	static constexpr int stage = 2 * tile + (scaled ? tokens * 8 : 0);
+	static constexpr int stages = 192 * 1024 / blocks / warps / stage;
+	static constexpr int ring = stages * stage; /* bytes of a warp */
 	static constexpr int sum_row = (D + 31) / 32 * 32;
 	static constexpr int sums = KV_SPLIT_ROWS * sum_row; /* floats of a warp */
 	static constexpr size_t shared =
@@ -219,9 +221,10 @@ __device__ static struct cut cut_list(const struct kv_split_params &p, int total
 	int most = gridDim.x, half, fewest;
 	struct cut c = {};
 
-	if (p.near > 1 && entries * p.near <= most &&
-	    (longest <= p.near * NEAR_TILES ||
-	     (longest * entries <= total + total / 8 && entries * p.near > most / 2))) {
+	if (p.near > 1 &&
+	    (p.fixed || (entries * p.near <= most &&
+			 (longest <= p.near * NEAR_TILES ||
+			  (longest * entries <= total + total / 8 && entries * p.near > most / 2))))) {
 		c.per_entry = p.near;
 		c.n = c.per_entry * entries;
 		c.near = true;
@@ -256,6 +259,19 @@ __device__ static struct cut cut_list(const struct kv_split_params &p, int total
 	return c;
 }
 
+/* Of a chunk's rows alone: what they see. */
+template <typename S>
+__device__ static void narrow(const struct kv_split_params &p, struct segment &s)
+{
+	int chunk = s.entry % s.chunks * S::n * KV_SPLIT_ROWS;
+	int last = min(chunk + S::n * KV_SPLIT_ROWS, s.q_len * p.group) - 1;
+
+	s.lo = (int)row_sees(p, s, chunk).lo;
+	s.hi = (int)row_sees(p, s, last).hi;
+	s.first = s.lo / S::tokens * S::tokens;
+	s.n = max((s.hi - s.first + S::tokens - 1) / S::tokens, 1);
+}
+
 /*
  * The first segment of this thread block, or false if there is none for it. Each warp finds it for
  * itself: that takes no barrier.
@@ -272,7 +288,7 @@ __device__ static bool plan(const struct kv_split_params &p, struct cut &c, stru
 	for (int b = begin; b < end; b++) {
 		load_request<S>(p, b, s);
 		if (s.n) {
-			tiles += s.n * n_entries(p, s);
+			tiles += p.fixed ? 0 : s.n * n_entries(p, s); /* it may be too many to count */
 			entries += n_entries(p, s);
 			longest = max(longest, s.n);
 		}
@@ -329,6 +345,12 @@ __device__ static bool plan(const struct kv_split_params &p, struct cut &c, stru
 		int i = blockIdx.x % c.per_entry;
 
 		s.entry = key - at;
+		if (S::near && p.fixed) {
+			narrow<S>(p, s);
+			s.t0 = s.left = s.at = 0;
+			s.t1 = s.n;
+			return true;
+		}
 		s.t0 = (int)((int64_t)s.n * i / c.per_entry);
 		s.t1 = (int)((int64_t)s.n * (i + 1) / c.per_entry);
 		s.left = 0;

@@ -6,6 +6,31 @@
 #include "kernels/device/mma.cuh"
 #include "kernels/split_plan.cuh"
 
+/* A warp's tiles of a segment: t0 + first, and every so-manieth after it, of one head of the set. */
+struct share {
+	int first;
+	int step;
+	int head_in_set;
+};
+
+/*
+ * Warps of a head take turns. Fixed: those of all thread blocks of the cluster do, and a tile is the same
+ * warp's in each call, by its place in the sequence.
+ */
+template <typename S>
+__device__ static struct share share_of(const struct kv_split_params &p, const struct segment &s)
+{
+	int warp = threadIdx.x / KV_WARP, per_head = S::warps / p.heads;
+	struct share w = {warp % per_head, per_head, warp / per_head};
+
+	if (S::near && p.fixed) {
+		w.step = p.near * per_head;
+		w.first += (int)(blockIdx.x % p.near) * per_head - s.first / S::tokens % w.step;
+		w.first += w.first < 0 ? w.step : 0;
+	}
+	return w;
+}
+
 /* What a warp fetches next. */
 struct cursor {
 	struct segment s;
@@ -15,29 +40,45 @@ struct cursor {
 };
 
 template <typename S>
-__device__ static void cursor_skip_empty(const struct kv_split_params &p, struct cursor &c, int sub)
+__device__ static void cursor_skip_empty(const struct kv_split_params &p, struct cursor &c,
+					 const struct share &w)
 {
 	while (c.tile >= c.s.t1 && c.s.left) {
 		next_segment<S>(p, c.s);
-		c.tile = c.s.t0 + sub;
+		c.tile = c.s.t0 + w.first;
 		c.n_ids = 0;
 	}
 }
 
+/* Scales of a run's rows: 16 of K, then 16 of V, a lane each; 0 where no key is. */
+__device__ static void fetch_scales(const struct kv_split_params &p, int id, int in_block, int head, int j,
+				    const struct segment &s, uint32_t to)
+{
+	int lane = threadIdx.x % KV_WARP, row = lane % RUN;
+	const struct kv_view *view = lane < RUN ? &p.k_rows : &p.v_rows;
+	bool there = j + row >= s.lo && j + row < s.hi;
+	const char *from = (const char *)view->base +
+			   kv_view_offset(view, id, in_block + (there ? row : 0), head);
+
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + lane * 4),
+		     "l"(from), "r"(there ? 4 : 0)
+		     : "memory");
+}
+
 /* K and V of the cursor's tile into a stage at @to; the cursor goes on. */
 template <typename S>
-__device__ static void fetch(const struct kv_split_params &p, struct cursor &c, int sub,
-			     int per_head, int head_in_set, uint32_t to, uint64_t policy)
+__device__ static void fetch(const struct kv_split_params &p, struct cursor &c, const struct share &w,
+			     uint32_t to, uint64_t policy)
 {
 	constexpr int copies = RUN * S::units / KV_WARP; /* a lane's, of a run */
 	int lane = threadIdx.x % KV_WARP;
 	int token = token_of<S>(c.s, c.tile);
-	int head = (c.s.entry / c.s.chunks * p.heads + head_in_set) * S::h;
+	int head = (c.s.entry / c.s.chunks * p.heads + w.head_in_set) * S::h;
 
 	if (c.tile >= c.s.t1)
 		return;
 	if (!c.n_ids) { /* of the next 32 / runs tiles */
-		int j = token_of<S>(c.s, c.tile + lane / S::runs * per_head) + lane % S::runs * RUN;
+		int j = token_of<S>(c.s, c.tile + lane / S::runs * w.step) + lane % S::runs * RUN;
 
 		c.id = j < c.s.hi ? p.block_table[(int64_t)c.s.b * p.table_width +
 						  j / p.k.block_tokens]
@@ -74,10 +115,12 @@ __device__ static void fetch(const struct kv_split_params &p, struct cursor &c, 
 				kv_copy16(at + S::tile, from_v, n, policy);
 			}
 		}
+		if (S::scaled && p.k_rows.base)
+			fetch_scales(p, id, in_block, head, j, c.s, to + 2 * S::tile + r * RUN * 8);
 	}
 	c.n_ids -= S::runs;
-	c.tile += per_head;
-	cursor_skip_empty<S>(p, c, sub);
+	c.tile += w.step;
+	cursor_skip_empty<S>(p, c, w);
 }
 
 /* A warp's queries and sums. Column j of a tile: its query row 2 t + j, lane = 4 g + t. */
@@ -89,6 +132,7 @@ template <typename S> struct state {
 	float o[S::columns][S::dim / 16][4]; /* C operands, O^T */
 	float slope[S::any ? S::columns : 1][2]; /* ALiBi, in units of ln 2 */
 	int position[S::any ? S::columns : 1][2];
+	float v_unit; /* scales of rows: what 1 in a sum stands for, a power of 2 */
 };
 
 /* Which query of the request column @n's row @i of this segment is; rows there are not: the last. */
@@ -199,6 +243,7 @@ __device__ static void scale_q(const struct kv_split_params &p, struct state<S> 
 
 template <typename S> __device__ static void clear(struct state<S> &x)
 {
+	x.v_unit = 0;
 #pragma unroll
 	for (int n = 0; n < S::columns; n++) {
 		x.m[n][0] = x.m[n][1] = NONE;
@@ -370,6 +415,8 @@ __device__ static void soften(float outer, struct state<S> &x,
 				m = fmaxf(m, __shfl_xor_sync(KV_ALL_LANES, m, 4));
 				m = fmaxf(m, __shfl_xor_sync(KV_ALL_LANES, m, 8));
 				m = fmaxf(m, __shfl_xor_sync(KV_ALL_LANES, m, 16));
+				/* by this row's scores alone, whatever others have */
+				m = m - x.m[n][j] > SLACK ? m : x.m[n][j];
 				factor = kv_exp2(x.m[n][j] - m);
 				x.m[n][j] = m;
 				x.l[n][j] *= factor;
@@ -391,6 +438,80 @@ __device__ static void soften(float outer, struct state<S> &x,
 					kv_exp2(fmaf(score[r][n][i], outer, -x.m[n][i & 1]));
 				x.l[n][i & 1] += score[r][n][i];
 			}
+}
+
+/* Multiplies what belongs to keys by the 16 scales a run at @at. */
+template <typename S>
+__device__ static void scale_keys(uint32_t at, float factor, float (&x)[S::runs][S::columns][4])
+{
+	int g = threadIdx.x % KV_WARP / 4;
+
+#pragma unroll
+	for (int r = 0; r < S::runs; r++)
+#pragma unroll
+		for (int k = 0; k < 2; k++) {
+			float scale;
+
+			asm volatile("ld.shared.f32 %0, [%1];"
+				     : "=f"(scale)
+				     : "r"(at + (r * 2 * RUN + k * 8 + g) * 4)
+				     : "memory");
+#pragma unroll
+			for (int n = 0; n < S::columns; n++) {
+				x[r][n][2 * k] *= scale * factor;
+				x[r][n][2 * k + 1] *= scale * factor;
+			}
+		}
+}
+
+/*
+ * Weights of rows that have scales: in f16, so in units of a power of 2 that is no smaller than any scale
+ * so far. @at: of V's scales in the stage.
+ */
+template <typename S>
+__device__ static void scale_weights(uint32_t at, struct state<S> &x,
+				     float (&weight)[S::runs][S::columns][4])
+{
+	int lane = threadIdx.x % KV_WARP;
+	float most = 0;
+
+#pragma unroll
+	for (int r = 0; r < S::runs; r++) {
+		float scale;
+
+		asm volatile("ld.shared.f32 %0, [%1];"
+			     : "=f"(scale)
+			     : "r"(at + (r * 2 * RUN + lane % RUN) * 4)
+			     : "memory");
+		most = fmaxf(most, fabsf(scale));
+	}
+	most = __uint_as_float(__reduce_max_sync(KV_ALL_LANES, __float_as_uint(most)));
+	if (most > x.v_unit && most < 0x1p126f) {
+		float unit = __uint_as_float((__float_as_uint(most) & 0x7f800000) + 0x800000);
+		float factor = x.v_unit / unit;
+
+		x.v_unit = unit;
+#pragma unroll
+		for (int n = 0; n < S::columns; n++)
+#pragma unroll
+			for (int d = 0; d < S::dim / 16; d++)
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					x.o[n][d][i] *= factor;
+	}
+	scale_keys<S>(at, x.v_unit > 0 ? 1 / x.v_unit : 0, weight);
+}
+
+/* Sums in units of 1 again. */
+template <typename S> __device__ static void unscale_sums(struct state<S> &x)
+{
+#pragma unroll
+	for (int n = 0; n < S::columns; n++)
+#pragma unroll
+		for (int d = 0; d < S::dim / 16; d++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				x.o[n][d][i] *= x.v_unit;
 }
 
 /* O^T += V^T P^T, V in the stage at @v */
@@ -474,6 +595,8 @@ __device__ static void attend_tile(const struct kv_split_params &p, const struct
 #pragma unroll
 				for (int i = 0; i < 4; i++)
 					score[r][n][i] *= x.unit[n][i & 1];
+	if (S::scaled && p.k_rows.base)
+		scale_keys<S>(stage + 2 * S::tile, 1, score);
 	if (p.capped) /* tanh y = 1 - 2 / (1 + e^2y) */
 #pragma unroll
 		for (int r = 0; r < S::runs; r++)
@@ -499,6 +622,8 @@ __device__ static void attend_tile(const struct kv_split_params &p, const struct
 		mask<S>(p, s, token, outer < 0 ? INFINITY : -INFINITY, score);
 	}
 	soften<S>(outer, x, score);
+	if (S::scaled && p.k_rows.base)
+		scale_weights<S>(stage + 2 * S::tile + RUN * 4, x, score);
 	weigh<S>(x, stage + S::tile, score);
 }
 

@@ -105,7 +105,8 @@ struct kv_attention_caps {
 	int32_t block_tokens[KV_ATTN_SIZES]; /* multiples of any of these, up to the first 0; none: any */
 	int32_t capability_min; /* 10 * major + minor; 0: any, or the host */
 	int32_t capability_max;
-	int32_t max_query_rows; /* queries of a sequence times query heads of a KV head; 0: any */
+	int32_t max_query_rows; /* queries of a sequence times query heads of a KV head; 0: any. Of
+				 * invariant problems, if it does them, any number */
 	int32_t lse_base;	/* 0: natural log; 2 */
 	int32_t graph;		/* enum kv_graph_support */
 	int32_t same_head_dims; /* 1: K's and V's must be equal */
