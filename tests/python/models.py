@@ -126,21 +126,30 @@ def ours(engine, prompt, tokens, chunk=64):
         for token in tokens[:-1]:
             seq.append([token])
             rows.append(engine.step([(seq, 1)])[0].float())
-            seq.publish()
+            engine.publish([seq])
             seq.done(len(seq))
     return torch.stack(rows), hit
 
 
-def check_logits(found, expected, tokens, tolerance, typical):
-    """Equal within the type's tolerance, and the same greedy tokens wherever the first is clear of the second.
+def exactly(model, name, prompt, tokens):
+    """The logits of the same steps by the same weights in f32, without a cache."""
+    wide = model_of(name, "host").to(model.device)
+    wide.load_state_dict({key: value.float() for key, value in model.state_dict().items()})
+    with torch.no_grad():
+        return wide(input_ids=torch.tensor([prompt + tokens[:-1]], device=model.device)).logits[0, len(prompt) - 1:]
+
+
+def check_logits(found, expected, tokens, tolerance):
+    """The error as a part of the largest logit, of the worst step and of half of them, and the same greedy
+    tokens wherever the first is clear of the second.
 
     Return: the largest error, and at how many of the steps the token is the same.
     """
     rows = (found - expected).abs().amax(-1) / expected.abs().max()
     error = float(rows.max())
-    assert error < tolerance and float(rows.median()) < typical, (error, float(rows.median()))
+    assert error <= tolerance[0] and float(rows.median()) <= tolerance[1], (error, float(rows.median()), tolerance)
     top = expected.topk(2, -1).values
-    clear = (top[:, 0] - top[:, 1]) > 2 * tolerance * expected.abs().max()
+    clear = (top[:, 0] - top[:, 1]) > 2 * rows * expected.abs().max()
     same = found.argmax(-1).cpu() == torch.tensor(tokens)
-    assert bool((same | ~clear.cpu()).all()) and int(clear.sum()) > 0
+    assert bool((same | ~clear.cpu()).all()) and int(clear.sum()) > len(tokens) // 4
     return error, int(same.sum())

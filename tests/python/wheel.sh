@@ -39,7 +39,7 @@ expect 0 "$python" -m pytest -q -p no:cacheprovider --rootdir "$source/tests/pyt
 	"$source/tests/python"
 tail -n 1 "$dir/out"
 
-daemon_start --host 64M
+daemon_start --host 256M
 for example in "$source"/tools/examples/*_*.py; do
 	expect 0 "$python" "$example"
 	say "$(basename "$example"): $(tail -n 1 "$dir/out")"

@@ -126,6 +126,7 @@ class View:
 
     def numpy(self) -> "np.ndarray[Any, Any]":
         """In place, writable. bf16 as its bits in uint16, 8-bit floats in uint8."""
+        self.__array_interface__  # numpy would make an object of one whose memory it can't read
         return np.asarray(self)
 
     def torch(self) -> Any:

@@ -23,6 +23,7 @@ and states for 5.17 and newer; torch 2.1 and newer.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from typing import Any, Callable, Iterable, Optional, Sequence as Seq
 
@@ -197,6 +198,8 @@ class Engine:
             self.close()
             raise
         self.pool = self.pools[0]
+        self.block_tokens = block_tokens
+        self._shown: "weakref.WeakKeyDictionary[GroupSequence, int]" = weakref.WeakKeyDictionary()
         self.max_seqs, self.max_tokens = max_seqs, max_tokens
         width = -(-max_len // block_tokens) + 1
         self._steps = [_Step(
@@ -242,6 +245,14 @@ class Engine:
             step.queued()
         return out.logits[0]
 
+    def publish(self, seqs: Iterable[GroupSequence]) -> None:
+        """Shows what became complete with the last step, after the stream's work so far."""
+        for seq in seqs:
+            n = len(seq) // self.block_tokens
+            if n != self._shown.get(seq, 0):  # most steps of decoding complete no block
+                self._shown[seq] = n
+                seq.publish()
+
     def generate(self, prompts: Seq[Seq[int]], max_new_tokens: int,
                  choose: Optional[Callable[[Any], Any]] = None,
                  eos: Optional[int] = None) -> list[tuple[list[int], int]]:
@@ -259,9 +270,9 @@ class Engine:
                 self._admit(waiting, running)
                 work = self._plan(waiting, running)
                 tokens = choose(self.step([(r.seq, n) for r, n in work])).tolist()
+                self.publish([r.seq for r, _ in work if r.seq is not None])
                 for (r, _), token in zip(work, tokens):
                     assert r.seq is not None
-                    r.seq.publish()
                     r.seq.done(len(r.seq))
                     if len(r.seq) < len(r.tokens):
                         continue  # a chunk of a prompt: its rest comes next
