@@ -253,12 +253,6 @@ static bool is_wide(const struct kv_conv1d_args *a)
 	       a->state.channel_stride == 2 && a->n_channels % 4 == 0 && bits % 8 == 0;
 }
 
-extern "C" int kv_conv1d_cuda_can_run(const struct kv_conv1d_args *args)
-{
-	(void)args;
-	return 0;
-}
-
 extern "C" int kv_conv1d_cuda(const struct kv_conv1d_args *args)
 {
 	static void (*const narrow[])(struct conv_params) = {
@@ -268,7 +262,7 @@ extern "C" int kv_conv1d_cuda(const struct kv_conv1d_args *args)
 	void (*kernel)(struct conv_params) = narrow[args->width - 2];
 	bool wide = is_wide(args);
 	int64_t per_block = THREADS * (wide ? 4 : 1);
-	int64_t columns = (args->n_channels + per_block - 1) / per_block;
+	int64_t columns = (args->n_channels + per_block - 1) / per_block; /* 8192 at most */
 	/* Tiles as long as keep eight thread blocks on each of 132 multiprocessors. */
 	int64_t tile = args->batch.n_tokens * columns / 1056;
 	struct conv_params p;
@@ -278,11 +272,8 @@ extern "C" int kv_conv1d_cuda(const struct kv_conv1d_args *args)
 	if (wide)
 		kernel = args->dtype == KV_BF16 ? convolve<4, 4, TYPES_BF16>
 						: convolve<4, 4, TYPES_F16>;
-	if (columns > 65535)
-		return kv_error(-ENOTSUP, "n_channels: %d given, too many for one launch",
-				args->n_channels);
 	return kv_launch_cluster(
 		"convolution", kernel,
 		dim3((unsigned)((args->batch.n_tokens + p.tile - 1) / p.tile), (unsigned)columns),
-		THREADS, 0, 1, args->stream, p);
+		THREADS, 0, 1, false, args->stream, p);
 }

@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,17 +57,37 @@ const struct kv_state_backend *kv_state_find(const char *name, int device)
 	return NULL;
 }
 
-static int can_run(const struct kv_state_backend *backend, const struct kv_recur *args,
-		   const struct kv_conv1d_args *conv)
+void kv_state_because(struct kv_state_reasons *why, uint64_t bit, const char *format, ...)
 {
-	if (args)
-		return backend->can_run ? backend->can_run(args) : 0;
-	return backend->can_convolve ? backend->can_convolve(conv) : 0;
+	const size_t room = sizeof(why->text);
+	va_list args;
+	int n;
+
+	if (why->len && why->len < room)
+		why->len += (size_t)snprintf(why->text + why->len, room - why->len, "; ");
+	if (why->len < room) {
+		va_start(args, format);
+		n = vsnprintf(why->text + why->len, room - why->len, format, args);
+		va_end(args);
+		why->len += n > 0 ? (size_t)n : 0;
+	}
+	why->bits |= bit;
 }
 
-/* The first backend of @device (and of the environment's choice) that can run @args or @conv. */
-static int choose(int device, const struct kv_recur *args, const struct kv_conv1d_args *conv,
-		  const struct kv_state_backend **ret)
+int kv_state_can_run(const struct kv_state_backend *backend, const struct kv_recur *args,
+		     struct kv_state_reasons *why)
+{
+	struct kv_state_reasons all = {0};
+
+	if (backend->compare)
+		backend->compare(args, &all);
+	if (why)
+		*why = all;
+	return all.bits ? kv_error(-ENOTSUP, "%s", all.text) : 0;
+}
+
+/* The first backend of @device (and of the environment's choice) that can run @args, if not NULL. */
+static int choose(int device, const struct kv_recur *args, const struct kv_state_backend **ret)
 {
 	int r;
 
@@ -83,7 +104,7 @@ static int choose(int device, const struct kv_recur *args, const struct kv_conv1
 
 		if (backend->device != device || (forced[0] && strcmp(forced, backend->name) != 0))
 			continue;
-		r = can_run(backend, args, conv);
+		r = args ? kv_state_can_run(backend, args, NULL) : 0;
 		if (r == 0) {
 			*ret = backend;
 			return 0;
@@ -94,7 +115,8 @@ static int choose(int device, const struct kv_recur *args, const struct kv_conv1
 
 static int run(const struct kv_state_backend *backend, const struct kv_recur *args)
 {
-	int r = backend ? can_run(backend, args, NULL) : choose(args->device, args, NULL, &backend);
+	int r = backend ? kv_state_can_run(backend, args, NULL)
+			: choose(args->device, args, &backend);
 
 	if (r < 0)
 		return r;
@@ -124,8 +146,7 @@ int kv_conv1d_on(const struct kv_state_backend *backend, const struct kv_conv1d_
 
 	if (r < 0)
 		return r;
-	r = backend ? can_run(backend, NULL, &resolved)
-		    : choose(resolved.device, NULL, &resolved, &backend);
+	r = backend ? 0 : choose(resolved.device, NULL, &backend);
 	if (r < 0)
 		return r;
 	return resolved.batch.n_seqs && resolved.batch.n_tokens ? backend->convolve(&resolved) : 0;
@@ -139,7 +160,7 @@ int kv_recur_workspace(const struct kv_state_backend *backend, const struct kv_r
 
 	a.workspace_bytes = backend->workspace_bytes ? backend->workspace_bytes(&a) : 0;
 	a.workspace = a.workspace_bytes ? ret_bytes : NULL; /* some memory: its size is looked at */
-	r = can_run(backend, &a, NULL);
+	r = kv_state_can_run(backend, &a, NULL);
 	if (r < 0)
 		return r;
 	*ret_bytes = a.workspace_bytes;
@@ -175,6 +196,51 @@ KV_PUBLIC int kv_ssd_workspace_bytes(const struct kv_ssd_args *args, size_t *ret
 	int r = kv_ssd_resolve(args, true, &resolved);
 
 	return r < 0 ? r : workspace(&resolved, ret_bytes);
+}
+
+/* @r: what the check said; then @name's reasons against @args, if not NULL. */
+static int validate(int r, const char *name, int device, const struct kv_recur *args,
+		    uint64_t *ret_reasons, char *text, size_t text_bytes)
+{
+	const struct kv_state_backend *backend = kv_state_find(name, device);
+	struct kv_state_reasons why = {0};
+
+	if (!r && !backend)
+		r = kv_error(-ENOENT, "backend: the device has none called %s", name);
+	if (!r && args)
+		r = kv_state_can_run(backend, args, &why);
+	if (ret_reasons)
+		*ret_reasons = why.bits;
+	if (text && text_bytes)
+		snprintf(text, text_bytes, "%s", r ? kv_error_text() : "");
+	return r;
+}
+
+KV_PUBLIC int kv_gdn_validate(const char *backend, const struct kv_gdn_args *args,
+			      uint64_t *ret_reasons, char *text, size_t text_bytes)
+{
+	struct kv_recur resolved;
+
+	return validate(kv_gdn_resolve(args, false, &resolved), backend, args->device, &resolved,
+			ret_reasons, text, text_bytes);
+}
+
+KV_PUBLIC int kv_ssd_validate(const char *backend, const struct kv_ssd_args *args,
+			      uint64_t *ret_reasons, char *text, size_t text_bytes)
+{
+	struct kv_recur resolved;
+
+	return validate(kv_ssd_resolve(args, false, &resolved), backend, args->device, &resolved,
+			ret_reasons, text, text_bytes);
+}
+
+KV_PUBLIC int kv_conv1d_validate(const char *backend, const struct kv_conv1d_args *args,
+				 uint64_t *ret_reasons, char *text, size_t text_bytes)
+{
+	struct kv_conv1d_args resolved;
+
+	return validate(kv_conv1d_resolve(args, &resolved), backend, args->device, NULL,
+			ret_reasons, text, text_bytes);
 }
 
 KV_PUBLIC int kv_gdn(const struct kv_gdn_args *args)

@@ -18,6 +18,7 @@
 
 #include <kvcached/state.h>
 
+#include "include/internal/error.h"
 #include "kernels/dtype.h"
 
 #ifdef __cplusplus
@@ -70,13 +71,19 @@ struct kv_recur {
 	void *stream;
 };
 
+/* Reasons against a backend: bits of enum kv_state_reason, and a sentence for each. */
+struct kv_state_reasons {
+	uint64_t bits;
+	size_t len; /* of text */
+	char text[KV_ERROR_BYTES];
+};
+
 struct kv_state_backend {
 	const char *name;
 	int device; /* enum kv_device */
 
-	/* Return: 0, or -ENOTSUP with the reason in kv_error_text(). NULL: runs everything. */
-	int (*can_run)(const struct kv_recur *args);
-	int (*can_convolve)(const struct kv_conv1d_args *args);
+	/* Every reason against it is added to @why. NULL: runs everything. All convolve anything. */
+	void (*compare)(const struct kv_recur *args, struct kv_state_reasons *why);
 
 	/* Bytes of args->workspace that it needs; NULL: none. */
 	size_t (*workspace_bytes)(const struct kv_recur *args);
@@ -94,6 +101,14 @@ extern const struct kv_state_backend *const kv_state_backends[]; /* preferred fi
 
 /* kv_state_find() - the backend called @name on @device, or NULL */
 const struct kv_state_backend *kv_state_find(const char *name, int device);
+
+/* kv_state_because() - one more reason */
+void kv_state_because(struct kv_state_reasons *why, uint64_t bit, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/* Whether @backend can. Return: 0; -ENOTSUP: @why, if not NULL, and kv_error_text() have all reasons. */
+int kv_state_can_run(const struct kv_state_backend *backend, const struct kv_recur *args,
+		     struct kv_state_reasons *why);
 
 /* As the public calls, on one backend. */
 int kv_gdn_on(const struct kv_state_backend *backend, const struct kv_gdn_args *args);
@@ -113,12 +128,11 @@ int kv_ssd_resolve(const struct kv_ssd_args *args, bool sizes_only, struct kv_re
 int kv_conv1d_resolve(const struct kv_conv1d_args *args, struct kv_conv1d_args *ret);
 
 /* Launchers, in .cu files; their rows stand in gdn_backends_cuda.c. */
-int kv_recur_step_can_run(const struct kv_recur *args);
+void kv_recur_step_compare(const struct kv_recur *args, struct kv_state_reasons *why);
 int kv_recur_step(const struct kv_recur *args);
-int kv_recur_chunk_can_run(const struct kv_recur *args);
+void kv_recur_chunk_compare(const struct kv_recur *args, struct kv_state_reasons *why);
 size_t kv_recur_chunk_workspace(const struct kv_recur *args);
 int kv_recur_chunk(const struct kv_recur *args);
-int kv_conv1d_cuda_can_run(const struct kv_conv1d_args *args);
 int kv_conv1d_cuda(const struct kv_conv1d_args *args);
 
 /* The convolution in front of @args as a call of its own, with its output at @out, dense. */

@@ -5,8 +5,7 @@
 const struct kv_state_backend kv_state_cuda = {
 	.name = "cuda",
 	.device = KV_DEVICE_CUDA,
-	.can_run = kv_recur_step_can_run,
-	.can_convolve = kv_conv1d_cuda_can_run,
+	.compare = kv_recur_step_compare,
 	.run = kv_recur_step,
 	.convolve = kv_conv1d_cuda,
 };
@@ -14,8 +13,7 @@ const struct kv_state_backend kv_state_cuda = {
 const struct kv_state_backend kv_state_chunk = {
 	.name = "chunk",
 	.device = KV_DEVICE_CUDA,
-	.can_run = kv_recur_chunk_can_run,
-	.can_convolve = kv_conv1d_cuda_can_run,
+	.compare = kv_recur_chunk_compare,
 	.workspace_bytes = kv_recur_chunk_workspace,
 	.run = kv_recur_chunk,
 	.convolve = kv_conv1d_cuda,

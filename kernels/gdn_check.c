@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Arguments of the calls on state rows, field by field. Lengths, counts and rows are looked at on
- * the host only; on a GPU kernels take what is out of range as padding.
+ * Arguments of the calls on state rows, field by field: all that are wrong are told, not the first
+ * alone. Lengths, counts and rows are looked at on the host only, and when all else is right; on a
+ * GPU kernels take what is out of range as padding.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,88 +15,90 @@
 #define MAX_CHANNELS (1 << 20)
 #define NO_INTERVAL  (1 << 30)
 
-static int check_range(const char *name, int64_t given, int64_t min, int64_t max)
+#define wrong(w, ...) kv_state_because(w, 0, __VA_ARGS__)
+
+/* Return: 0, or -EINVAL with all that is wrong. */
+static int told(const struct kv_state_reasons *w)
 {
-	if (given >= min && given <= max)
-		return 0;
-	return kv_error(-EINVAL, "%s: %lld given, %lld..%lld allowed", name, (long long)given,
-			(long long)min, (long long)max);
+	return w->len ? kv_error(-EINVAL, "%s", w->text) : 0;
 }
 
-static int check_pointer(const char *name, const void *p, size_t align)
+static void check_range(struct kv_state_reasons *w, const char *name, int64_t given, int64_t min,
+			int64_t max)
+{
+	if (given < min || given > max)
+		wrong(w, "%s: %lld given, %lld..%lld allowed", name, (long long)given,
+		      (long long)min, (long long)max);
+}
+
+static void check_pointer(struct kv_state_reasons *w, const char *name, const void *p, size_t align)
 {
 	if (!p)
-		return kv_error(-EINVAL, "%s: NULL", name);
-	if ((uintptr_t)p % align)
-		return kv_error(-EINVAL, "%s: %p is not a multiple of %zu", name, p, align);
-	return 0;
+		wrong(w, "%s: NULL", name);
+	else if (align && (uintptr_t)p % align)
+		wrong(w, "%s: %p is not a multiple of %zu", name, p, align);
 }
 
-static int check_head(const char *name, size_t given, size_t wanted, int32_t device, int32_t dtype)
+static void check_head(struct kv_state_reasons *w, int32_t device, int32_t dtype)
 {
-	if (given != wanted)
-		return kv_error(-EINVAL, "%s.size: %zu given, %zu expected", name, given, wanted);
 	if (device != KV_DEVICE_HOST && device != KV_DEVICE_CUDA)
-		return kv_error(-EINVAL, "device: %d given, %d (host) or %d (CUDA) allowed", device,
-				KV_DEVICE_HOST, KV_DEVICE_CUDA);
+		wrong(w, "device: %d given, %d (host) or %d (CUDA) allowed", device, KV_DEVICE_HOST,
+		      KV_DEVICE_CUDA);
 	if (dtype != KV_F32 && dtype != KV_F16 && dtype != KV_BF16)
-		return kv_error(-EINVAL, "dtype: %d given, %d (f32), %d (f16) or %d (bf16) allowed",
-				dtype, KV_F32, KV_F16, KV_BF16);
-	return 0;
+		wrong(w, "dtype: %d given, %d (f32), %d (f16) or %d (bf16) allowed", dtype, KV_F32,
+		      KV_F16, KV_BF16);
 }
 
-static int resolve_stride(const char *name, int64_t given, int64_t dense, int64_t *ret)
+static int check_size(const char *name, size_t given, size_t wanted)
+{
+	return given == wanted ? 0
+			       : kv_error(-EINVAL, "%s.size: %zu given, %zu expected", name, given,
+					  wanted);
+}
+
+static int64_t resolve_stride(struct kv_state_reasons *w, const char *name, int64_t given,
+			      int64_t dense)
 {
 	if (given && (given < dense || given > INT32_MAX))
-		return kv_error(-EINVAL, "%s: %lld elements given, 0 (dense) or %lld..%d allowed",
-				name, (long long)given, (long long)dense, INT32_MAX);
-	*ret = given ? given : dense;
-	return 0;
+		wrong(w, "%s: %lld elements given, 0 (dense) or %lld..%d allowed", name,
+		      (long long)given, (long long)dense, INT32_MAX);
+	return given ? given : dense;
 }
 
 /* Everything but what the arrays hold. */
-static int check_batch(struct kv_state_batch *t, bool sizes_only)
+static void check_batch(struct kv_state_reasons *w, struct kv_state_batch *t, bool sizes_only)
 {
-	int r;
-
-	if (check_range("n_seqs", t->n_seqs, 0, INT32_MAX - 1) < 0 ||
-	    check_range("n_tokens", t->n_tokens, 0, INT32_MAX) < 0 ||
-	    check_range("max_query_len", t->max_query_len, 0, INT32_MAX) < 0 ||
-	    check_range("null_row", t->null_row, -1, INT32_MAX) < 0 ||
-	    check_range("table_width", t->table_width, 0, INT32_MAX) < 0 ||
-	    check_range("step_width", t->step_width, 0, 1024) < 0 ||
-	    check_range("interval", t->interval, t->table ? 1 : 0, NO_INTERVAL) < 0)
-		return -EINVAL;
+	check_range(w, "n_seqs", t->n_seqs, 0, INT32_MAX - 1);
+	check_range(w, "n_tokens", t->n_tokens, 0, INT32_MAX);
+	check_range(w, "max_query_len", t->max_query_len, 0, INT32_MAX);
+	check_range(w, "null_row", t->null_row, -1, INT32_MAX);
+	check_range(w, "table_width", t->table_width, 0, INT32_MAX);
+	check_range(w, "step_width", t->step_width, 0, 1024);
+	check_range(w, "interval", t->interval, t->table ? 1 : 0, NO_INTERVAL);
 	if (!t->query_start_loc && !sizes_only && t->n_tokens != t->n_seqs)
-		return kv_error(-EINVAL,
-				"query_start_loc: NULL means a token a lane, but n_tokens "
-				"is %d and n_seqs %d",
-				t->n_tokens, t->n_seqs);
+		wrong(w,
+		      "query_start_loc: NULL means a token a lane, but n_tokens is %d and n_seqs "
+		      "%d",
+		      t->n_tokens, t->n_seqs);
 	if (!t->query_start_loc && t->max_query_len > 1)
-		return kv_error(-EINVAL, "max_query_len: %d given, query_start_loc is NULL",
-				t->max_query_len);
+		wrong(w, "max_query_len: %d given, query_start_loc is NULL", t->max_query_len);
 	if (t->table && !t->n_computed)
-		return kv_error(-EINVAL, "n_computed: NULL; a table is entered by it");
+		wrong(w, "n_computed: NULL; a table is entered by it");
 	if (!t->step_rows != !t->step_width)
-		return kv_error(-EINVAL, "step_width: %d given, step_rows is %s", t->step_width,
-				t->step_rows ? "given" : "NULL");
+		wrong(w, "step_width: %d given, step_rows is %s", t->step_width,
+		      t->step_rows ? "given" : "NULL");
 	if (t->n_accepted && !t->step_rows)
-		return kv_error(-EINVAL, "n_accepted: given, step_rows is NULL");
+		wrong(w, "n_accepted: given, step_rows is NULL");
 	if (!t->table)
 		t->interval = NO_INTERVAL;
 	if (sizes_only || !t->n_seqs)
-		return 0;
+		return;
 	if (!t->read_rows && !t->table && !t->n_accepted)
-		return kv_error(-EINVAL,
-				"read_rows: NULL, and there is no table and no n_accepted");
-	if (t->query_start_loc) {
-		r = check_pointer("query_start_loc", t->query_start_loc, sizeof(int32_t));
-		if (r < 0)
-			return r;
-	}
-	if (!t->write_rows && !t->table && !t->step_rows)
-		return check_pointer("read_rows", t->read_rows, sizeof(int32_t));
-	return 0;
+		wrong(w, "read_rows: NULL, and there is no table and no n_accepted");
+	else if (!t->write_rows && !t->table && !t->step_rows)
+		check_pointer(w, "read_rows", t->read_rows, sizeof(int32_t));
+	if (t->query_start_loc)
+		check_pointer(w, "query_start_loc", t->query_start_loc, sizeof(int32_t));
 }
 
 struct use {
@@ -204,163 +207,159 @@ static int check_rows(const struct kv_state_batch *t)
 	return 0;
 }
 
-static int check_conv_rows(const struct kv_conv_rows *rows, bool sizes_only, int64_t channels,
-			   int64_t taps)
+static void check_conv_rows(struct kv_state_reasons *w, const struct kv_conv_rows *rows,
+			    bool sizes_only, int64_t channels, int64_t taps)
 {
 	int64_t element = (int64_t)kv_dtype_bytes(rows->dtype);
 
-	if (rows->dtype != KV_F32 && rows->dtype != KV_F16 && rows->dtype != KV_BF16)
-		return kv_error(-EINVAL,
-				"conv state.dtype: %d given, %d (f32), %d (f16) or %d (bf16) "
-				"allowed",
-				rows->dtype, KV_F32, KV_F16, KV_BF16);
+	if (rows->dtype != KV_F32 && rows->dtype != KV_F16 && rows->dtype != KV_BF16) {
+		wrong(w, "conv state.dtype: %d given, %d (f32), %d (f16) or %d (bf16) allowed",
+		      rows->dtype, KV_F32, KV_F16, KV_BF16);
+		return;
+	}
 	if (rows->channel_stride < element || rows->channel_stride % element ||
 	    rows->tap_stride < element || rows->tap_stride % element)
-		return kv_error(
-			-EINVAL,
-			"conv state.tap_stride, channel_stride: %lld, %lld given, multiples "
-			"of the element, %lld bytes, expected",
-			(long long)rows->tap_stride, (long long)rows->channel_stride,
-			(long long)element);
+		wrong(w,
+		      "conv state.tap_stride, channel_stride: %lld, %lld given, multiples of the "
+		      "element, %lld bytes, expected",
+		      (long long)rows->tap_stride, (long long)rows->channel_stride,
+		      (long long)element);
 	if (rows->tap_stride > INT32_MAX || rows->channel_stride > INT32_MAX ||
 	    rows->row_stride % element ||
 	    rows->row_stride <
 		    (taps - 1) * rows->tap_stride + (channels - 1) * rows->channel_stride + element)
-		return kv_error(-EINVAL,
-				"conv state.row_stride: %lld bytes given, too few for %lld taps of "
-				"%lld channels at strides %lld, %lld",
-				(long long)rows->row_stride, (long long)taps, (long long)channels,
-				(long long)rows->tap_stride, (long long)rows->channel_stride);
-	return sizes_only ? 0 : check_pointer("conv state.base", rows->base, (size_t)element);
+		wrong(w,
+		      "conv state.row_stride: %lld bytes given, too few for %lld taps of %lld "
+		      "channels at strides %lld, %lld",
+		      (long long)rows->row_stride, (long long)taps, (long long)channels,
+		      (long long)rows->tap_stride, (long long)rows->channel_stride);
+	if (!sizes_only)
+		check_pointer(w, "conv state.base", rows->base, (size_t)element);
 }
 
-static int check_conv(int32_t width, int32_t activation)
+static void check_conv(struct kv_state_reasons *w, int32_t width, int32_t activation)
 {
-	int r = check_range("width", width, 2, KV_MAX_CONV_WIDTH);
-
-	return r < 0 ? r
-		     : check_range("activation", activation, KV_ACTIVATION_NONE,
-				   KV_ACTIVATION_SILU);
+	check_range(w, "width", width, 2, KV_MAX_CONV_WIDTH);
+	check_range(w, "activation", activation, KV_ACTIVATION_NONE, KV_ACTIVATION_SILU);
 }
 
 int kv_conv1d_resolve(const struct kv_conv1d_args *args, struct kv_conv1d_args *ret)
 {
 	struct kv_conv1d_args a = *args;
 	size_t element = kv_dtype_bytes(a.dtype);
-	int r;
+	struct kv_state_reasons w = {0};
+	int r = check_size("kv_conv1d_args", a.size, sizeof(a));
+	bool works = a.batch.n_seqs && a.batch.n_tokens;
 
-	r = check_head("kv_conv1d_args", a.size, sizeof(a), a.device, a.dtype);
 	if (r < 0)
 		return r;
-	if (check_batch(&a.batch, false) < 0 ||
-	    check_range("n_channels", a.n_channels, 1, MAX_CHANNELS) < 0 ||
-	    check_conv(a.width, a.activation) < 0 ||
-	    resolve_stride("x_stride", a.x_stride, a.n_channels, &a.x_stride) < 0 ||
-	    resolve_stride("out_stride", a.out_stride, a.n_channels, &a.out_stride) < 0)
-		return -EINVAL;
-	if (a.batch.n_seqs && a.batch.n_tokens) {
-		if (check_conv_rows(&a.state, false, a.n_channels, a.width - 1) < 0 ||
-		    check_pointer("x", a.x, element) < 0 ||
-		    check_pointer("weight", a.weight, element) < 0 ||
-		    check_pointer("out", a.out, element) < 0)
-			return -EINVAL;
-		if (a.out == a.x)
-			return kv_error(-EINVAL, "out: the same memory as x");
-		if (a.device == KV_DEVICE_HOST) {
-			r = check_rows(&a.batch);
-			if (r < 0)
-				return r;
-		}
+	check_head(&w, a.device, a.dtype);
+	check_batch(&w, &a.batch, false);
+	check_range(&w, "n_channels", a.n_channels, 1, MAX_CHANNELS);
+	check_conv(&w, a.width, a.activation);
+	a.x_stride = resolve_stride(&w, "x_stride", a.x_stride, a.n_channels);
+	a.out_stride = resolve_stride(&w, "out_stride", a.out_stride, a.n_channels);
+	if (works) {
+		check_conv_rows(&w, &a.state, false, a.n_channels, a.width - 1);
+		check_pointer(&w, "x", a.x, element);
+		check_pointer(&w, "weight", a.weight, element);
+		check_pointer(&w, "out", a.out, element);
+		if (a.out && a.out == a.x)
+			wrong(&w, "out: the same memory as x");
 	}
+	r = told(&w);
+	if (!r && works && a.device == KV_DEVICE_HOST)
+		r = check_rows(&a.batch);
+	if (r < 0)
+		return r;
 	*ret = a;
 	return 0;
 }
 
-static int check_state(const struct kv_recur *a, bool sizes_only)
+static void check_state(struct kv_state_reasons *w, const struct kv_recur *a, bool sizes_only)
 {
 	const struct kv_view *s = &a->state;
 	int64_t element = (int64_t)kv_dtype_bytes(s->dtype);
 	int64_t head = (int64_t)a->dim_k * a->dim_v * element;
 
-	if (s->dtype != KV_F32 && s->dtype != KV_BF16)
-		return kv_error(-EINVAL, "state.dtype: %d given, %d (f32) or %d (bf16) allowed",
-				s->dtype, KV_F32, KV_BF16);
+	if (s->dtype != KV_F32 && s->dtype != KV_BF16) {
+		wrong(w, "state.dtype: %d given, %d (f32) or %d (bf16) allowed", s->dtype, KV_F32,
+		      KV_BF16);
+		return;
+	}
 	if (s->n_heads != a->heads)
-		return kv_error(-EINVAL, "state.n_heads: %d given, %d expected", s->n_heads,
-				a->heads);
+		wrong(w, "state.n_heads: %d given, %d expected", s->n_heads, a->heads);
 	if (s->head_dim != a->dim_k * a->dim_v)
-		return kv_error(-EINVAL, "state.head_dim: %d given, %d * %d = %d expected",
-				s->head_dim, a->dim_v, a->dim_k, a->dim_k * a->dim_v);
+		wrong(w, "state.head_dim: %d given, %d * %d = %d expected", s->head_dim, a->dim_v,
+		      a->dim_k, a->dim_k * a->dim_v);
 	if (s->head_stride < (s->n_heads > 1 ? head : 0) || s->head_stride % element ||
 	    s->head_stride > ((int64_t)1 << 40))
-		return kv_error(-EINVAL,
-				"state.head_stride: %lld bytes given, %lld or more in elements of "
-				"%lld needed",
-				(long long)s->head_stride, (long long)head, (long long)element);
-	if (s->block_stride < (s->n_heads - 1) * s->head_stride + head || s->block_stride % element)
-		return kv_error(-EINVAL,
-				"state.block_stride: %lld bytes given, %lld or more in elements of "
-				"%lld needed",
-				(long long)s->block_stride,
-				(long long)((s->n_heads - 1) * s->head_stride + head),
-				(long long)element);
-	return sizes_only ? 0 : check_pointer("state.base", s->base, (size_t)element);
+		wrong(w,
+		      "state.head_stride: %lld bytes given, %lld or more in elements of %lld "
+		      "needed",
+		      (long long)s->head_stride, (long long)head, (long long)element);
+	else if (s->block_stride < (s->n_heads - 1) * s->head_stride + head ||
+		 s->block_stride % element)
+		wrong(w,
+		      "state.block_stride: %lld bytes given, %lld or more in elements of %lld "
+		      "needed",
+		      (long long)s->block_stride,
+		      (long long)((s->n_heads - 1) * s->head_stride + head), (long long)element);
+	if (!sizes_only)
+		check_pointer(w, "state.base", s->base, (size_t)element);
 }
 
-static int check_recur(struct kv_recur *a, bool sizes_only)
+/* What both have, then all that was wrong; the rows last. Return: 0; -EINVAL; -ENOMEM. */
+static int check_recur(struct kv_state_reasons *w, struct kv_recur *a, bool sizes_only)
 {
 	size_t element = kv_dtype_bytes(a->dtype);
 	const void *inputs[] = {a->q, a->k, a->v, a->a, a->out};
 	const char *const names_delta[] = {"q", "k", "v", "a", "out"};
 	const char *const names_ssd[] = {"c", "b", "x", "dt", "out"};
 	const char *const *names = a->rule == KV_RULE_DELTA ? names_delta : names_ssd;
+	const bool one = a->conv_weight; /* k and v lie in q's tensor */
 	int r;
 
-	if (check_batch(&a->batch, sizes_only) < 0)
-		return -EINVAL;
-	r = check_state(a, sizes_only || !a->batch.n_seqs || !a->batch.n_tokens);
-	if (r < 0 || sizes_only || !a->batch.n_seqs || !a->batch.n_tokens)
-		return r;
-	for (int i = 0; i < 5; i++) {
-		r = check_pointer(names[i], inputs[i], element);
-		if (r < 0)
-			return r;
-		if (i < 4 && a->out == inputs[i])
-			return kv_error(-EINVAL, "out: the same memory as %s", names[i]);
+	check_batch(w, &a->batch, sizes_only);
+	sizes_only = sizes_only || !a->batch.n_seqs || !a->batch.n_tokens;
+	check_state(w, a, sizes_only);
+	for (int i = 0; i < 5 && !sizes_only; i++) {
+		if (one && (i == 1 || i == 2))
+			continue;
+		check_pointer(w, names[i], inputs[i], element);
+		if (i < 4 && a->out && a->out == inputs[i])
+			wrong(w, "out: the same memory as %s", names[i]);
 	}
-	r = check_pointer("a_log", a->a_log, sizeof(float));
-	if (r < 0)
-		return r;
-	if (a->workspace_bytes) {
-		r = check_pointer("workspace", a->workspace, 256);
-		if (r < 0)
-			return r;
+	if (!sizes_only) {
+		check_pointer(w, "a_log", a->a_log, sizeof(float));
+		if (a->workspace_bytes)
+			check_pointer(w, "workspace", a->workspace, 256);
 	}
-	return a->device == KV_DEVICE_HOST ? check_rows(&a->batch) : 0;
+	r = told(w);
+	return !r && !sizes_only && a->device == KV_DEVICE_HOST ? check_rows(&a->batch) : r;
 }
 
 /* Heads and sizes that both have, under their own names. */
-static int check_dims(const char *const names[4], const struct kv_recur *a)
+static void check_dims(struct kv_state_reasons *w, const char *const names[4],
+		       const struct kv_recur *a)
 {
-	if (check_range(names[0], a->heads_k, 1, MAX_HEADS) < 0 ||
-	    check_range(names[1], a->heads, 1, MAX_HEADS) < 0 ||
-	    check_range(names[2], a->dim_k, 1, KV_MAX_STATE_DIM) < 0 ||
-	    check_range(names[3], a->dim_v, 1, KV_MAX_STATE_DIM) < 0)
-		return -EINVAL;
-	if (a->heads % a->heads_k)
-		return kv_error(-EINVAL, "%s: %d given, a multiple of %s (%d) expected", names[1],
-				a->heads, names[0], a->heads_k);
-	return 0;
+	check_range(w, names[0], a->heads_k, 1, MAX_HEADS);
+	check_range(w, names[1], a->heads, 1, MAX_HEADS);
+	check_range(w, names[2], a->dim_k, 1, KV_MAX_STATE_DIM);
+	check_range(w, names[3], a->dim_v, 1, KV_MAX_STATE_DIM);
+	if (a->heads_k > 0 && a->heads % a->heads_k)
+		wrong(w, "%s: %d given, a multiple of %s (%d) expected", names[1], a->heads,
+		      names[0], a->heads_k);
 }
 
 int kv_gdn_resolve(const struct kv_gdn_args *args, bool sizes_only, struct kv_recur *ret)
 {
 	static const char *const names[] = {"n_heads_k", "n_heads_v", "dim_k", "dim_v"};
+	struct kv_state_reasons w = {0};
 	int64_t qk, values;
 	struct kv_recur a;
-	int r;
+	int r = check_size("kv_gdn_args", args->size, sizeof(*args));
 
-	r = check_head("kv_gdn_args", args->size, sizeof(*args), args->device, args->dtype);
 	if (r < 0)
 		return r;
 	a = (struct kv_recur){.device = args->device,
@@ -390,22 +389,23 @@ int kv_gdn_resolve(const struct kv_gdn_args *args, bool sizes_only, struct kv_re
 			      .workspace_bytes = args->workspace_bytes,
 			      .workspace = args->workspace,
 			      .stream = args->stream};
-	if (check_dims(names, &a) < 0)
-		return -EINVAL;
+	check_head(&w, a.device, a.dtype);
+	check_dims(&w, names, &a);
 	qk = (int64_t)a.heads_k * a.dim_k;
 	values = (int64_t)a.heads * a.dim_v;
-	if (check_range("normalize", a.normalize, 0, 1) < 0 ||
-	    resolve_stride("q_stride", args->q_stride, a.conv_weight ? 2 * qk + values : qk,
-			   &a.q_stride) < 0 ||
-	    resolve_stride("k_stride", args->k_stride, qk, &a.k_stride) < 0 ||
-	    resolve_stride("v_stride", args->v_stride, values, &a.v_stride) < 0 ||
-	    resolve_stride("a_stride", args->a_stride, a.heads, &a.a_stride) < 0 ||
-	    resolve_stride("b_stride", args->b_stride, a.heads, &a.b_stride) < 0 ||
-	    resolve_stride("out_stride", args->out_stride, values, &a.out_stride) < 0)
-		return -EINVAL;
+	check_range(&w, "normalize", a.normalize, 0, 1);
+	a.q_stride = resolve_stride(&w, "q_stride", args->q_stride,
+				    a.conv_weight ? 2 * qk + values : qk);
+	a.k_stride = a.v_stride = a.q_stride; /* as with a convolution in front */
+	if (!a.conv_weight) {
+		a.k_stride = resolve_stride(&w, "k_stride", args->k_stride, qk);
+		a.v_stride = resolve_stride(&w, "v_stride", args->v_stride, values);
+	}
+	a.a_stride = resolve_stride(&w, "a_stride", args->a_stride, a.heads);
+	a.b_stride = resolve_stride(&w, "b_stride", args->b_stride, a.heads);
+	a.out_stride = resolve_stride(&w, "out_stride", args->out_stride, values);
 	if (!isfinite(a.scale))
-		return kv_error(-EINVAL, "scale: %g given, a finite number expected",
-				(double)a.scale);
+		wrong(&w, "scale: %g given, a finite number expected", (double)a.scale);
 	if (a.scale == 0)
 		a.scale = 1 / sqrtf((float)a.dim_k);
 	if (a.conv_weight) { /* one tensor */
@@ -413,17 +413,12 @@ int kv_gdn_resolve(const struct kv_gdn_args *args, bool sizes_only, struct kv_re
 
 		a.k = a.q ? (const char *)a.q + (size_t)qk * element : NULL;
 		a.v = a.q ? (const char *)a.k + (size_t)qk * element : NULL;
-		a.k_stride = a.v_stride = a.q_stride;
-		if (check_conv(a.conv_width, a.activation) < 0 ||
-		    check_conv_rows(&a.conv, sizes_only, 2 * qk + values, a.conv_width - 1) < 0)
-			return -EINVAL;
+		check_conv(&w, a.conv_width, a.activation);
+		check_conv_rows(&w, &a.conv, sizes_only, 2 * qk + values, a.conv_width - 1);
 	}
-	if (!sizes_only && a.batch.n_seqs && a.batch.n_tokens) {
-		r = check_pointer("b", a.b, kv_dtype_bytes(a.dtype));
-		if (r < 0)
-			return r;
-	}
-	r = check_recur(&a, sizes_only);
+	if (!sizes_only && a.batch.n_seqs && a.batch.n_tokens)
+		check_pointer(&w, "b", a.b, kv_dtype_bytes(a.dtype));
+	r = check_recur(&w, &a, sizes_only);
 	if (r < 0)
 		return r;
 	*ret = a;
@@ -433,11 +428,11 @@ int kv_gdn_resolve(const struct kv_gdn_args *args, bool sizes_only, struct kv_re
 int kv_ssd_resolve(const struct kv_ssd_args *args, bool sizes_only, struct kv_recur *ret)
 {
 	static const char *const names[] = {"n_groups", "n_heads", "state_dim", "head_dim"};
+	struct kv_state_reasons w = {0};
 	int64_t grouped, values;
 	struct kv_recur a;
-	int r;
+	int r = check_size("kv_ssd_args", args->size, sizeof(*args));
 
-	r = check_head("kv_ssd_args", args->size, sizeof(*args), args->device, args->dtype);
 	if (r < 0)
 		return r;
 	a = (struct kv_recur){.device = args->device,
@@ -463,24 +458,21 @@ int kv_ssd_resolve(const struct kv_ssd_args *args, bool sizes_only, struct kv_re
 			      .workspace_bytes = args->workspace_bytes,
 			      .workspace = args->workspace,
 			      .stream = args->stream};
-	if (check_dims(names, &a) < 0)
-		return -EINVAL;
+	check_head(&w, a.device, a.dtype);
+	check_dims(&w, names, &a);
 	grouped = (int64_t)a.heads_k * a.dim_k;
 	values = (int64_t)a.heads * a.dim_v;
-	if (resolve_stride("c_stride", args->c_stride, grouped, &a.q_stride) < 0 ||
-	    resolve_stride("b_stride", args->b_stride, grouped, &a.k_stride) < 0 ||
-	    resolve_stride("x_stride", args->x_stride, values, &a.v_stride) < 0 ||
-	    resolve_stride("dt_stride", args->dt_stride, a.heads, &a.a_stride) < 0 ||
-	    resolve_stride("out_stride", args->out_stride, values, &a.out_stride) < 0)
-		return -EINVAL;
+	a.q_stride = resolve_stride(&w, "c_stride", args->c_stride, grouped);
+	a.k_stride = resolve_stride(&w, "b_stride", args->b_stride, grouped);
+	a.v_stride = resolve_stride(&w, "x_stride", args->x_stride, values);
+	a.a_stride = resolve_stride(&w, "dt_stride", args->dt_stride, a.heads);
+	a.out_stride = resolve_stride(&w, "out_stride", args->out_stride, values);
 	if (a.dt_min == 0 && a.dt_max == 0)
 		a.dt_max = INFINITY;
 	if (!(a.dt_min >= 0 && a.dt_max >= a.dt_min))
-		return kv_error(-EINVAL,
-				"dt_min, dt_max: %g, %g given, 0 <= dt_min <= dt_max "
-				"expected",
-				(double)a.dt_min, (double)a.dt_max);
-	r = check_recur(&a, sizes_only);
+		wrong(&w, "dt_min, dt_max: %g, %g given, 0 <= dt_min <= dt_max expected",
+		      (double)a.dt_min, (double)a.dt_max);
+	r = check_recur(&w, &a, sizes_only);
 	if (r < 0)
 		return r;
 	*ret = a;

@@ -8,6 +8,7 @@
  * of the sequence: so checkpoints stand at ends of chunks, and a prompt is cut alike however it
  * came.
  */
+#include "kernels/device/launch.cuh"
 #include "kernels/gdn_chunk.cuh"
 #include "kernels/gdn_chunk.h"
 #include "kernels/gdn_step.h"
@@ -44,6 +45,8 @@ __global__ void __launch_bounds__(PLAN_THREADS) plan_kernel(struct chunk_params 
 	const int64_t interval = p.a.batch.interval;
 	int32_t before = 0;
 
+	kv_let_grids_start();
+	kv_wait_for_grids();
 	for (int b0 = 0; b0 < n_seqs; b0 += PLAN_THREADS) {
 		int b = b0 + tid, n = 0;
 
@@ -51,7 +54,7 @@ __global__ void __launch_bounds__(PLAN_THREADS) plan_kernel(struct chunk_params 
 			n = lane_chunks(kv_lane_get(&p.a.batch, b), interval);
 		sums[tid] = n;
 		__syncthreads();
-		for (int step = 1; step < PLAN_THREADS; step *= 2) {
+		for (int step = 1; step < PLAN_THREADS && step < n_seqs - b0; step *= 2) {
 			int x = tid >= step ? sums[tid - step] : 0;
 
 			__syncthreads();
@@ -60,7 +63,7 @@ __global__ void __launch_bounds__(PLAN_THREADS) plan_kernel(struct chunk_params 
 		}
 		if (b < n_seqs)
 			p.first[b] = before + sums[tid] - n;
-		before += sums[PLAN_THREADS - 1];
+		before += sums[n_seqs - b0 < PLAN_THREADS ? n_seqs - b0 - 1 : PLAN_THREADS - 1];
 		__syncthreads();
 	}
 	if (tid == 0)
@@ -142,47 +145,55 @@ extern "C" size_t kv_recur_chunk_workspace(const struct kv_recur *args)
 	return divide(args, &p, &x);
 }
 
-extern "C" int kv_recur_chunk_can_run(const struct kv_recur *args)
+extern "C" void kv_recur_chunk_compare(const struct kv_recur *args, struct kv_state_reasons *why)
 {
-	uint64_t bits = (uint64_t)(uintptr_t)args->state.base | (uint64_t)args->state.head_stride |
-			(uint64_t)args->state.block_stride | (uint64_t)(uintptr_t)args->out |
-			(uint64_t)(args->out_stride * 2);
-	size_t bytes;
+	const bool delta = args->rule == KV_RULE_DELTA;
+	uint64_t bits = (uint64_t)(uintptr_t)args->out | (uint64_t)(args->out_stride * 2);
+	size_t bytes = kv_recur_chunk_workspace(args);
+	int device, major;
 
+#ifndef KV_HAVE_SM90A
+	kv_state_because(why, KV_STATE_REASON_CAPABILITY,
+			 "device: chunk needs sm_90a, for which this build has no code");
+#endif
+	if (cudaGetDevice(&device) == cudaSuccess &&
+	    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
+		    cudaSuccess &&
+	    major > 9) /* what is older is refused as by steps */
+		kv_state_because(why, KV_STATE_REASON_CAPABILITY,
+				 "device: compute capability %d, chunk needs 9.0", major);
 	if (args->dtype != KV_BF16)
-		return kv_error(-ENOTSUP, "dtype: %d given, chunk takes %d (bf16)", args->dtype,
-				KV_BF16);
+		kv_state_because(why, KV_STATE_REASON_DTYPE,
+				 "dtype: %d given, chunk takes %d (bf16)", args->dtype, KV_BF16);
 	if (args->dim_k != CHUNK_DK)
-		return kv_error(-ENOTSUP, "%s: %d given, chunk takes %d",
-				args->rule == KV_RULE_DELTA ? "dim_k" : "state_dim", args->dim_k,
-				CHUNK_DK);
+		kv_state_because(why, KV_STATE_REASON_DIM_K, "%s: %d given, chunk takes %d",
+				 delta ? "dim_k" : "state_dim", args->dim_k, CHUNK_DK);
 	if (args->dim_v != 64 && args->dim_v != 128)
-		return kv_error(-ENOTSUP, "%s: %d given, chunk takes 64 and 128",
-				args->rule == KV_RULE_DELTA ? "dim_v" : "head_dim", args->dim_v);
+		kv_state_because(why, KV_STATE_REASON_DIM_V, "%s: %d given, chunk takes 64 and 128",
+				 delta ? "dim_v" : "head_dim", args->dim_v);
 	if (args->heads / args->heads_k > CHUNK_GROUP)
-		return kv_error(-ENOTSUP, "heads: %d for each of %d given, chunk takes up to %d",
-				args->heads / args->heads_k, args->heads_k, CHUNK_GROUP);
+		kv_state_because(why, KV_STATE_REASON_GROUP,
+				 "heads: %d for each of %d given, chunk takes up to %d",
+				 args->heads / args->heads_k, args->heads_k, CHUNK_GROUP);
 	if (args->batch.max_query_len < CHUNK_MIN_LEN)
-		return kv_error(-ENOTSUP, "max_query_len: %d given, chunk takes lanes from %d on",
-				args->batch.max_query_len, CHUNK_MIN_LEN);
+		kv_state_because(why, KV_STATE_REASON_SHORT,
+				 "max_query_len: %d given, chunk takes lanes from %d on",
+				 args->batch.max_query_len, CHUNK_MIN_LEN);
 	if (args->batch.step_rows)
-		return kv_error(-ENOTSUP, "step_rows: given, chunk keeps no states between tokens");
+		kv_state_because(why, KV_STATE_REASON_STEPS,
+				 "step_rows: given, chunk keeps no states between tokens");
+	if (!args->conv_weight)
+		bits |= (uint64_t)(uintptr_t)args->q | (uint64_t)(uintptr_t)args->k |
+			(uint64_t)(uintptr_t)args->v | (uint64_t)(args->q_stride * 2) |
+			(uint64_t)(args->k_stride * 2) | (uint64_t)(args->v_stride * 2);
 	if (bits % 16)
-		return kv_error(-ENOTSUP,
-				"state, out: bases and strides are not multiples of 16 bytes");
-	if (!args->conv_weight) {
-		bits = (uint64_t)(uintptr_t)args->q | (uint64_t)(uintptr_t)args->k |
-		       (uint64_t)(uintptr_t)args->v | (uint64_t)(args->q_stride * 2) |
-		       (uint64_t)(args->k_stride * 2) | (uint64_t)(args->v_stride * 2);
-		if (bits % 16)
-			return kv_error(-ENOTSUP,
-					"q, k, v: bases and strides are not multiples of 16 bytes");
-	}
-	bytes = kv_recur_chunk_workspace(args);
+		kv_state_because(why, KV_STATE_REASON_ALIGNMENT,
+				 "q, k, v, out: bases and strides are not multiples of 16 bytes");
 	if (args->workspace_bytes < bytes)
-		return kv_error(-ENOTSUP, "workspace_bytes: %zu given, chunk needs %zu",
-				args->workspace_bytes, bytes);
-	return kv_recur_step_can_run(args);
+		kv_state_because(why, KV_STATE_REASON_WORKSPACE,
+				 "workspace_bytes: %zu given, chunk needs %zu",
+				 args->workspace_bytes, bytes);
+	kv_recur_step_compare(args, why); /* it leaves short lanes to steps */
 }
 
 extern "C" int kv_recur_chunk(const struct kv_recur *args)
@@ -212,7 +223,7 @@ extern "C" int kv_recur_chunk(const struct kv_recur *args)
 	if (r < 0)
 		return r;
 	r = kv_launch_cluster("cut into chunks", plan_kernel, dim3(1), PLAN_THREADS, 0, 1,
-			      args->stream, p);
+			      true, args->stream, p);
 	if (r < 0)
 		return r;
 	r = kv_recur_prep(&a, &p);

@@ -15,13 +15,15 @@
  * Mamba-2 is the same without A and W: V' = U = dt x. Exponents are never above 0. Sums are f32.
  *
  * gdn_chunk.cu cuts lanes into chunks on the device; gdn_prep.cu makes Q^, K^, W, U, P of all
- *chunks at once; gdn_scan.cu walks each lane's chunks with S in registers.
+ * chunks at once; gdn_scan.cu walks each lane's chunks with S in registers.
  *
  * The workspace has, of every chunk,
- *	for each key head    Q^, K^   [64][128] bf16: 16-byte pieces of row r at piece ^ (r & 7)
+ *	for each key head    Q^, K^   [2][64][64] bf16, the halves of 128 columns one after the
+ *	                              other: 16-byte pieces of row r at piece ^ (r & 7), as wgmma
+ *	                              takes operands
  *	for each head        W        the same, delta rule only
  *	                     P        [64][64], the same
- *	                     U        for each 16 rows of S: [8 tokens x 8][lane][4] as mma has them
+ *	                     U        for each 8 rows of S: [16 tokens x 4][lane][4] as wgmma has sums
  *	                     e^(c_t), e^(c - c_t)  [64] f32 each
  * so that a tile is one bulk copy and is free of bank conflicts where it lands.
  */
@@ -78,10 +80,10 @@ __host__ __device__ static inline int32_t chunk_head_bytes(int rule, int dim_v)
 	return chunk_at_gates(rule, dim_v) + TILE_GATES;
 }
 
-/* Byte of (row, piece of 16 bytes) in a tile whose rows have PIECES of them. */
+/* Byte of (row, piece of 16 bytes) in a tile of CHUNK rows of PIECES: 8 pieces of all rows, 8 more. */
 template <int PIECES> __device__ static inline int tile_at(int row, int piece)
 {
-	return row * PIECES * 16 + ((piece ^ (row & 7)) * 16);
+	return piece / 8 * (CHUNK * 128) + row * 128 + ((piece ^ row) & 7) * 16;
 }
 
 /*

@@ -10,13 +10,17 @@
 #include "kernels/device/dtype.cuh"
 #include "kernels/gdn.h"
 
-/* kv_launch() with @cluster thread blocks along x in a cluster; 1: none */
+/*
+ * kv_launch() with @cluster thread blocks along x in a cluster; 1: none. @early: the kernel may be
+ * there before those in front of it have ended, and begins with kv_wait_for_grids().
+ */
 template <typename Params>
 static int kv_launch_cluster(const char *name, void (*kernel)(Params), dim3 grid, int threads,
-			     size_t shared_bytes, int cluster, void *stream, Params params)
+			     size_t shared_bytes, int cluster, bool early, void *stream,
+			     Params params)
 {
 	cudaLaunchConfig_t config = {};
-	cudaLaunchAttribute attribute = {};
+	cudaLaunchAttribute attributes[2] = {}, *next = attributes;
 	cudaError_t e = cudaSuccess;
 
 	config.gridDim = grid;
@@ -24,12 +28,18 @@ static int kv_launch_cluster(const char *name, void (*kernel)(Params), dim3 grid
 	config.dynamicSmemBytes = shared_bytes;
 	config.stream = (cudaStream_t)stream;
 	if (cluster > 1) {
-		attribute.id = cudaLaunchAttributeClusterDimension;
-		attribute.val.clusterDim.x = (unsigned)cluster;
-		attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-		config.attrs = &attribute;
-		config.numAttrs = 1;
+		next->id = cudaLaunchAttributeClusterDimension;
+		next->val.clusterDim.x = (unsigned)cluster;
+		next->val.clusterDim.y = next->val.clusterDim.z = 1;
+		next++;
 	}
+	if (early) {
+		next->id = cudaLaunchAttributeProgrammaticStreamSerialization;
+		next->val.programmaticStreamSerializationAllowed = 1;
+		next++;
+	}
+	config.attrs = attributes;
+	config.numAttrs = (unsigned)(next - attributes);
 	if (shared_bytes > 48 * 1024)
 		e = cudaFuncSetAttribute((const void *)kernel,
 					 cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -4,10 +4,11 @@
  *
  * Work: a thread block of 8 warps has a chunk and a key head, with the heads that share it one
  * after the other. K^ K^T and Q^ K^T are made once and stay in registers. T comes by 16 x 16
- * blocks: those on the diagonal by forward substitution, a column a lane; then each column of
- * blocks downwards by one warp, T_ij = -T_ii sum_l A_il T_lj, on the tensor cores with tf32 split
- * in two, which is f32's accuracy.
+ * blocks: those on the diagonal by forward substitution, a column a lane; then, of each pair of
+ * diagonal blocks and at last of the two pairs, what is below: T21 = -T22 A21 T11, half a block a
+ * warp, on the tensor cores with tf32 split in two, which is f32's accuracy.
  */
+#include "kernels/device/launch.cuh"
 #include "kernels/gdn_chunk.h"
 #include "kernels/gdn_chunk.cuh"
 
@@ -120,23 +121,26 @@ __device__ static void load_qk(const struct kv_recur &a, const struct chunk_entr
 	}
 }
 
+/* On its way when this returns. */
 template <int DV>
 __device__ static void load_v(const struct kv_recur &a, const struct chunk_entry &c, int h,
 			      struct prep_shared &s)
 {
 	constexpr int PIECES = DV / 8;
 
-#pragma unroll
+#pragma unroll 1 /* addresses take registers */
 	for (int i = 0; i < CHUNK * PIECES / THREADS; i++) {
 		int at = (int)threadIdx.x + THREADS * i, row = at / PIECES, piece = at % PIECES;
-		int64_t t = (int64_t)c.start + row;
-		uint4 v = make_uint4(0, 0, 0, 0);
+		int64_t t = (int64_t)c.start + (row < c.len ? row : 0);
 
-		if (row < c.len)
-			v = __ldg((const uint4 *)((const uint16_t *)a.v + t * a.v_stride + h * DV) +
-				  piece);
-		*(uint4 *)(s.v + tile_at<PIECES>(row, piece)) = v;
+		asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+				     shared_at(s.v + tile_at<PIECES>(row, piece))),
+			     "l"((const uint4 *)((const uint16_t *)a.v + t * a.v_stride + h * DV) +
+				 piece),
+			     "r"(row < c.len ? 16 : 0) /* the rest of the 16 bytes becomes 0 */
+			     : "memory");
 	}
+	asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 /* acc[n] = rows @m.. of @rows times rows 8 n.. of K^, up to the diagonal */
@@ -236,13 +240,16 @@ __device__ static void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uin
 		     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* c += X Y, 16 x 16 blocks of f32 at @x and @y */
-__device__ static void block_product(float (&c)[2][4], const float *x, const float *y)
+/* c += X Y: 16 x 16 of f32 at @x, 16 x 8 at @y */
+__device__ static void half_product(float (&c)[4], const float *x, const float *y)
 {
 	const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+	float rest[4] = {};
 
 #pragma unroll
 	for (int k = 0; k < 16; k += 8) {
+		struct split b0 = split_tf32(y[(k + t) * PITCH + g]);
+		struct split b1 = split_tf32(y[(k + t + 4) * PITCH + g]);
 		uint32_t high[4], low[4];
 
 #pragma unroll
@@ -253,45 +260,57 @@ __device__ static void block_product(float (&c)[2][4], const float *x, const flo
 			high[i] = v.high;
 			low[i] = v.low;
 		}
-#pragma unroll
-		for (int n = 0; n < 2; n++) {
-			struct split b0 = split_tf32(y[(k + t) * PITCH + 8 * n + g]);
-			struct split b1 = split_tf32(y[(k + t + 4) * PITCH + 8 * n + g]);
-
-			mma_tf32(c[n], low, {b0.high, b1.high});
-			mma_tf32(c[n], high, {b0.low, b1.low});
-			mma_tf32(c[n], high, {b0.high, b1.high});
-		}
+		mma_tf32(c, high, {b0.high, b1.high});
+		mma_tf32(rest, low, {b0.high, b1.high});
+		mma_tf32(rest, high, {b0.low, b1.low});
 	}
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		c[i] += rest[i];
 }
 
-__device__ static void store_block(float *to, const float (&c)[2][4], float sign)
+__device__ static void store_half(float *to, const float (&c)[4], float sign)
 {
 	const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
 
 #pragma unroll
-	for (int n = 0; n < 2; n++)
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			to[(g + 8 * (i / 2)) * PITCH + 8 * n + 2 * t + (i & 1)] = sign * c[n][i];
+	for (int i = 0; i < 4; i++)
+		to[(g + 8 * (i / 2)) * PITCH + 2 * t + (i & 1)] = sign * c[i];
 }
 
-/* Blocks T_ij of column @j below the diagonal, each in place of block (j, i). */
-__device__ static void invert_column(struct prep_shared &s, int j)
+/*
+ * Blocks T_ij below the diagonal, each in place of block (j, i), where A_il T_lj stands before. By
+ * all warps, half of a block's columns each; @at: of those columns in a block.
+ */
+__device__ static void invert_rest(struct prep_shared &s)
 {
-	for (int i = j + 1; i < 4; i++) {
-		float *to = &s.x[16 * j][16 * i];
-		float y[2][4] = {}, t[2][4] = {};
+	const int warp = (int)threadIdx.x / 32, at = warp % 2 * 8, b = warp / 2;
+	const int i = 2 + b / 2, j = b % 2;
+	float y[4] = {}, t[4] = {};
 
-		for (int l = j; l < i; l++)
-			block_product(y, &s.x[16 * i][16 * l], &s.x[16 * j][16 * l]);
-		store_block(to, y, 1);
+	if (b < 2) { /* (1, 0) and (3, 2) */
+		const int d = 32 * b;
+		float *to = &s.x[d][d + 16 + at];
+
+		half_product(y, &s.x[d + 16][d], &s.x[d][d + at]);
+		store_half(to, y, 1);
 		__syncwarp();
-		block_product(t, &s.x[16 * i][16 * i], to);
+		half_product(t, &s.x[d + 16][d + 16], to);
 		__syncwarp();
-		store_block(to, t, -1);
-		__syncwarp();
+		store_half(to, t, -1);
 	}
+	__syncthreads();
+	memset(y, 0, sizeof(y));
+	memset(t, 0, sizeof(t));
+	for (int l = j; l < 2; l++)
+		half_product(y, &s.x[16 * i][16 * l], &s.x[16 * j][16 * l + at]);
+	store_half(&s.x[16 * j][16 * i + at], y, 1);
+	__syncthreads();
+	if (i == 3)
+		half_product(t, &s.x[32][48], &s.x[16 * j][32 + at]);
+	half_product(t, &s.x[16 * i][16 * i], &s.x[16 * j][16 * i + at]);
+	__syncthreads();
+	store_half(&s.x[16 * j][16 * i + at], t, -1);
 }
 
 /* T to bf16, its columns times beta, and times beta e^c. */
@@ -355,56 +374,62 @@ __device__ static void make_w(struct prep_shared &s)
 				kv_pack<KV_BF16>(acc[n][2 * half], acc[n][2 * half + 1]);
 }
 
-/* U^T = V^T (T diag(beta))^T, 16 of its rows a warp, as the walk takes them */
+/* Sums of 16 tokens and 8 rows of S to U, as the walk takes them. */
+__device__ static void store_u(char *to, int m, int n, const float (&x)[4])
+{
+	((uint2 *)to)[(n * 4 + m) * 32 + (int)threadIdx.x % 32] =
+		make_uint2(kv_pack<KV_BF16>(x[0], x[1]), kv_pack<KV_BF16>(x[2], x[3]));
+}
+
+/* U = (T diag(beta)) V, 16 tokens and half of the columns a warp */
 template <int DV> __device__ static void make_u(struct prep_shared &s, char *to)
 {
-	const int lane = (int)threadIdx.x % 32, m = (int)threadIdx.x / 32;
-	float acc[8][4] = {};
+	const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+	const int m = warp % 4, n0 = warp / 4 * (DV / 2);
+	float acc[DV / 16][4] = {};
 
-	if (m >= DV / 16)
-		return;
 #pragma unroll
 	for (int k = 0; k < 4; k++) {
 		uint32_t x[4];
 
-		kv_ldmatrix_trans(x, frag_cols<DV / 8>(shared_at(s.v), 16 * k, 16 * m, lane));
+		if (k > m)
+			continue;
+		kv_ldmatrix(x, frag_rows<8>(shared_at(s.t_beta), 16 * m, 16 * k, lane));
 #pragma unroll
-		for (int n = k; n < 4; n++) {
+		for (int n = 0; n < DV / 32; n++) {
 			uint32_t y[4];
 
-			kv_ldmatrix(y, frag_cols<8>(shared_at(s.t_beta), 16 * n, 16 * k, lane));
+			kv_ldmatrix_trans(y, frag_rows<DV / 8>(shared_at(s.v), 16 * k, n0 + 16 * n,
+							       lane));
 			kv_mma<KV_BF16>(acc[2 * n], x, {y[0], y[1]});
 			kv_mma<KV_BF16>(acc[2 * n + 1], x, {y[2], y[3]});
 		}
 	}
 #pragma unroll
-	for (int n = 0; n < 8; n++)
-		((uint2 *)to)[(m * 8 + n) * 32 + lane] =
-			make_uint2(kv_pack<KV_BF16>(acc[n][0], acc[n][1]),
-				   kv_pack<KV_BF16>(acc[n][2], acc[n][3]));
+	for (int n = 0; n < DV / 16; n++)
+		store_u(to, m, n0 / 8 + n, acc[n]);
 }
 
-/* The same of Mamba-2: U^T = x^T diag(dt) */
+/* The same of Mamba-2: U = diag(dt) x */
 template <int DV> __device__ static void scale_u(struct prep_shared &s, int head, char *to)
 {
-	const int lane = (int)threadIdx.x % 32, m = (int)threadIdx.x / 32;
-
-	if (m >= DV / 16)
-		return;
-#pragma unroll
-	for (int n = 0; n < 8; n++) {
-		float x[2][2];
+	const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+	const int m = warp % 4, n0 = warp / 4 * (DV / 16);
 
 #pragma unroll
-		for (int i = 0; i < 4; i++) {
-			int v = 16 * m + lane / 4 + 8 * (i / 2), t = 8 * n + lane % 4 * 2 + (i & 1);
-			uint16_t u =
-				*(const uint16_t *)(s.v + tile_at<DV / 8>(t, v / 8) + v % 8 * 2);
+	for (int n = n0; n < n0 + DV / 16; n++) {
+		float x[4];
 
-			x[i / 2][i & 1] = kv_bf16_to_f32(u) * s.beta[head][t];
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			int t = 16 * m + lane / 4 + 8 * half;
+			uint32_t u = *(const uint32_t *)(s.v + tile_at<DV / 8>(t, n) + lane % 4 * 4);
+			float dt = s.beta[head][t];
+
+			x[2 * half] = kv_bf16_to_f32((uint16_t)u) * dt;
+			x[2 * half + 1] = kv_bf16_to_f32((uint16_t)(u >> 16)) * dt;
 		}
-		((uint2 *)to)[(m * 8 + n) * 32 + lane] = make_uint2(
-			kv_pack<KV_BF16>(x[0][0], x[0][1]), kv_pack<KV_BF16>(x[1][0], x[1][1]));
+		store_u(to, m, n, x);
 	}
 }
 
@@ -416,6 +441,9 @@ __device__ static void run_head(const struct chunk_params &p, const struct chunk
 	const int warp = (int)threadIdx.x / 32, m = warp % 4;
 
 	load_v<DV>(p.a, c, h, s);
+	if (threadIdx.x == 0)
+		bulk_wait_read(); /* what is written here was stored of the head before */
+	__syncthreads();
 	if ((int)threadIdx.x < CHUNK) {
 		float last = s.sum[head][CHUNK - 1], sum = s.sum[head][threadIdx.x];
 
@@ -429,14 +457,15 @@ __device__ static void run_head(const struct chunk_params &p, const struct chunk
 		if (warp < 4)
 			invert_diagonal(s, warp);
 		__syncthreads();
-		if (warp < 3)
-			invert_column(s, warp);
+		invert_rest(s);
 		__syncthreads();
 		scale_columns(s, head);
+		asm volatile("cp.async.wait_group 0;" ::: "memory");
 		__syncthreads();
 		make_w(s); /* where A and T were */
 		make_u<DV>(s, to + chunk_at_u(RULE));
 	} else {
+		asm volatile("cp.async.wait_group 0;" ::: "memory");
 		__syncthreads();
 		scale_u<DV>(s, head, to + chunk_at_u(RULE));
 	}
@@ -448,9 +477,7 @@ __device__ static void run_head(const struct chunk_params &p, const struct chunk
 		bulk_store(to + chunk_at_p(RULE), shared_at(s.p), TILE_P);
 		bulk_store(to + chunk_at_gates(RULE, DV), shared_at(s.gates), TILE_GATES);
 		bulk_commit();
-		bulk_wait_read();
 	}
-	__syncthreads();
 }
 
 template <int RULE, int DV>
@@ -465,12 +492,15 @@ __global__ void __launch_bounds__(THREADS, 2) prep_kernel(struct chunk_params p)
 	float acc[8][4];
 	char *qk;
 
+	kv_wait_for_grids();
 	if (chunk >= *p.total)
 		return;
 	c = p.entries[chunk];
 	load_qk(p.a, c, hk, s);
 	for (int head = warp; head < group; head += WARPS)
 		head_gates(p.a, c, hk * group + head, s.sum[head], s.beta[head]);
+	for (int i = (int)threadIdx.x; i < TILE_P / 16; i += THREADS) /* heads fill its lower half */
+		((uint4 *)s.p)[i] = make_uint4(0, 0, 0, 0);
 	fence_async();
 	__syncthreads();
 	if (threadIdx.x == 0) {
@@ -502,5 +532,5 @@ extern "C" int kv_recur_prep(const struct kv_recur *args, const struct chunk_par
 					    : prep_kernel<KV_RULE_SSD, 64>;
 	return kv_launch_cluster("chunk preparation", kernel,
 				 dim3((unsigned)params->n_max, (unsigned)args->heads_k), THREADS,
-				 sizeof(struct prep_shared), 1, args->stream, *params);
+				 sizeof(struct prep_shared), 1, true, args->stream, *params);
 }

@@ -19,6 +19,7 @@
 #ifndef KV_KERNELS_GDN_STEP_CUH
 #define KV_KERNELS_GDN_STEP_CUH
 
+#include "kernels/device/launch.cuh"
 #include "kernels/gdn_launch.cuh"
 #include "kernels/gdn_step.h"
 
@@ -61,9 +62,10 @@ template <> struct step_piece<KV_BF16> {
 	}
 };
 
+/* After reads whose values have been used: it orders nothing, so it doesn't wait for anything. */
 __device__ static inline void cluster_arrive(void)
 {
-	asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+	asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 __device__ static inline void cluster_wait(void)
@@ -107,24 +109,61 @@ __device__ static inline void arrival_wait(uint64_t *bar, int phase)
 		     : "memory");
 }
 
-/* The four weights of a channel. */
+/* Four elements, @step bytes apart; @wide: side by side, and aligned to their size. */
+template <int IO>
+__device__ static inline void load_four(float (&to)[4], const void *from, int64_t step, bool wide,
+					bool bf16)
+{
+	if (!wide) {
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			to[i] = kv_io_load<IO>((const char *)from + i * step, 0, bf16);
+	} else if constexpr (IO == KV_IO32) {
+		float4 x = *(const float4 *)from;
+
+		to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+	} else {
+		uint2 u = *(const uint2 *)from;
+		uint16_t h[4];
+
+		memcpy(h, &u, sizeof(u));
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			to[i] = kv_io_load<KV_IO16>(h, i, bf16);
+	}
+}
+
+template <int IO>
+__device__ static inline void store_four(void *to, int64_t step, bool wide, bool bf16,
+					 const float (&x)[4])
+{
+	if (!wide) {
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			kv_io_store<IO>((char *)to + i * step, 0, bf16, x[i]);
+	} else if constexpr (IO == KV_IO32) {
+		*(float4 *)to = make_float4(x[0], x[1], x[2], x[3]);
+	} else {
+		uint16_t h[4];
+		uint2 u;
+
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			h[i] = kv_to_16(x[i], bf16);
+		memcpy(&u, h, sizeof(u));
+		*(uint2 *)to = u;
+	}
+}
+
+/* The four weights of a channel, which are aligned to their size. */
 template <int IO>
 __device__ static inline void channel_weights(const struct kv_recur &a, bool bf16, int c,
 					      float (&to)[STEP_CONV])
 {
-	if constexpr (IO == KV_IO32) {
-		float4 w = ((const float4 *)a.conv_weight)[c];
+	constexpr int size = IO == KV_IO32 ? 4 : 2;
 
-		memcpy(to, &w, sizeof(to));
-	} else {
-		uint2 u = ((const uint2 *)a.conv_weight)[c];
-		uint16_t w[STEP_CONV];
-
-		memcpy(w, &u, sizeof(u));
-#pragma unroll
-		for (int j = 0; j < STEP_CONV; j++)
-			to[j] = kv_io_load<KV_IO16>(w, j, bf16);
-	}
+	load_four<IO>(to, (const char *)a.conv_weight + (int64_t)c * STEP_CONV * size, size, true,
+		      bf16);
 }
 
 template <int RULE, int CONV, int DK, int WARPS, int R, int STATE, int IO> struct step {
@@ -133,14 +172,19 @@ template <int RULE, int CONV, int DK, int WARPS, int R, int STATE, int IO> struc
 	static constexpr int THREADS = 32 * WARPS;
 	static constexpr int ROWS = 4 * WARPS * R;	   /* of S, of a thread block */
 	static constexpr int BYTES = ROWS * DK * (16 / N); /* of its state */
-	/* Channels of the convolution a thread block has, and a thread: q, k, v. */
+	static constexpr int SIZE = IO == KV_IO32 ? 4 : 2; /* of an input */
+	/* Channels of the convolution a thread block has: q, k, v. Four side by side are a thread's. */
 	static constexpr int CHANNELS = 2 * DK + ROWS;
-	static constexpr int MINE = (CHANNELS + THREADS - 1) / THREADS;
+	static constexpr int MINE = (CHANNELS / 4 + THREADS - 1) / THREADS;
+	/* q's and k's channels are each those of one warp or a half: it makes their lengths 1. */
+	static constexpr bool EARLY = RULE == KV_RULE_DELTA && DK <= 128;
+	static constexpr int GATES = THREADS - 32; /* the thread that makes the gates and loads */
 
 	struct shared {
 		char state[BYTES];
 		float token[2][CHANNELS];	     /* q, k before their norms, v; by parity */
 		float taps[STEP_CONV - 1][CHANNELS]; /* what the convolution keeps, oldest first */
+		float gates[2][2];		     /* decay, beta or dt; by parity */
 		uint64_t arrived;
 	};
 
@@ -155,20 +199,22 @@ template <int RULE, int CONV, int DK, int WARPS, int R, int STATE, int IO> struc
 	static __device__ void run(const struct step_params &p, struct shared &m)
 	{
 		const struct kv_recur &a = p.a;
-		const int64_t b = blockIdx.y;
-		const int hk = (int)blockIdx.x / p.blocks, rank = (int)blockIdx.x % p.blocks;
-		const int group = a.heads / a.heads_k, slices = a.dim_v / ROWS;
-		struct kv_lane lane = kv_lane_get(&a.batch, b);
+		const int64_t b = blockIdx.z;
+		const int hk = (int)blockIdx.y, rank = (int)blockIdx.x;
+		const int slices = a.dim_v / ROWS;
+		struct kv_lane lane;
 		int turn = 0; /* counts tokens, over units: whose buffer is whose */
 		int phase = 0;
 
-		if (lane.len <= 0 || lane.len > p.max_len)
+		kv_wait_for_grids();
+		lane = kv_lane_get(&a.batch, b);
+		if (lane.len < p.min_len || lane.len > p.max_len)
 			return;
 		if (lane.pad) {
 			clear(p, lane, hk, rank);
 			return;
 		}
-		if (threadIdx.x == 0)
+		if (threadIdx.x == GATES)
 			arrival_init(&m.arrived);
 		/*
 		 * Unit 0, whose thread block writes the convolution's q and k, is its last; and the
@@ -176,11 +222,14 @@ template <int RULE, int CONV, int DK, int WARPS, int R, int STATE, int IO> struc
 		 */
 		for (int unit = p.units - p.blocks + rank; unit >= 0;
 		     unit -= p.blocks, phase ^= 1) {
-			int h = hk * group + unit / slices, v0 = unit % slices * ROWS;
+			int h = hk * p.group, v0 = unit;
 
+			for (; v0 >= slices; v0 -= slices) /* few: quicker than to divide */
+				h++;
+			v0 *= ROWS;
 			if (unit < p.units - p.blocks)
 				__syncthreads(); /* all have read the state of the one before */
-			if (threadIdx.x == 0 && !lane.fresh)
+			if (threadIdx.x == GATES && !lane.fresh)
 				bulk_load(m.state,
 					  (const char *)a.state.base +
 						  kv_state_offset(&a.state, lane.read, h) +
@@ -268,67 +317,120 @@ template <int RULE, int CONV, int DK, int WARPS, int R, int STATE, int IO> struc
 				step_piece<STATE>::store(to + offset(i, e), &s[i][e]);
 	}
 
-	/* Token @t to shared memory, convolved; @is_first: of the lane, whose history is in rows.
+	/* Over the length of the DK channels that the DK / 4 lanes around this one have */
+	static __device__ void direct(float (&y)[4], bool normalize, float scale)
+	{
+		float sum = y[0] * y[0] + y[1] * y[1] + y[2] * y[2] + y[3] * y[3];
+
+#pragma unroll
+		for (int step = 1; step < DK / 4; step *= 2)
+			sum += __shfl_xor_sync(0xffffffff, sum, step);
+		if (normalize)
+			scale *= rsqrtf(sum + (float)KV_NORM_EPS);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			y[i] *= scale;
+	}
+
+	/* @y: inputs of channels @c.., become outputs; @taps move on. */
+	static __device__ void convolve(const struct kv_recur &a, bool bf16,
+					float (&taps)[STEP_CONV - 1][4],
+					const float (&weight)[4][STEP_CONV], const float (&bias)[4],
+					float (&y)[4])
+	{
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			float x = y[i];
+
+			y[i] = bias[i];
+#pragma unroll
+			for (int j = 0; j < STEP_CONV - 1; j++) {
+				y[i] += weight[i][j] * taps[j][i];
+				taps[j][i] = j + 2 < STEP_CONV ? taps[j + 1][i] : x;
+			}
+			y[i] += weight[i][STEP_CONV - 1] * x;
+			if (a.activation == KV_ACTIVATION_SILU)
+				y[i] = __fdividef(y[i], 1 + __expf(-y[i]));
+			y[i] = kv_io_round<IO>(y[i], bf16);
+		}
+	}
+
+	/*
+	 * Token @t to shared memory, convolved, q and k of length 1 if EARLY; @is_first: of the
+	 * lane, whose history is in rows.
 	 */
-	static __device__ void load_token(const struct kv_recur &a, struct shared &m,
+	static __device__ void load_token(const struct step_params &p, struct shared &m,
 					  const struct kv_lane &lane, bool is_first, int64_t t,
 					  int hk, int h, int v0, float *token)
 	{
+		const struct kv_recur &a = p.a;
 		const bool bf16 = a.dtype == KV_BF16;
-		float x[MINE], taps[MINE][STEP_CONV - 1] = {}, weight[MINE][STEP_CONV];
 
 #pragma unroll
 		for (int i = 0; i < MINE; i++) {
-			int at = (int)threadIdx.x + i * THREADS, c = channel(a, at, hk, h, v0);
+			int at = 4 * ((int)threadIdx.x + i * THREADS), c = channel(a, at, hk, h, v0);
+			float y[4], taps[STEP_CONV - 1][4] = {}, weight[4][STEP_CONV], bias[4] = {};
 
 			if (at >= CHANNELS)
 				continue;
 			if (CONV) {
-				x[i] = kv_io_load<IO>(a.q, t * a.q_stride + c, bf16);
-				channel_weights<IO>(a, bf16, c, weight[i]);
+				load_four<IO>(y, (const char *)a.q + (t * a.q_stride + c) * SIZE,
+					      SIZE, p.wide, bf16);
 #pragma unroll
 				for (int j = 0; j < STEP_CONV - 1; j++)
 					if (!is_first)
-						taps[i][j] = m.taps[j][at];
+						load_four<KV_IO32>(taps[j], &m.taps[j][at], 4, true,
+								   bf16);
 					else if (!lane.fresh)
-						taps[i][j] = kv_io_load<IO>(
-							(const char *)a.conv.base +
-								kv_conv_offset(&a.conv, lane.read,
-									       j, c),
-							0, bf16);
-			} else if (at < 2 * DK) {
-				x[i] = kv_io_load<IO>(at < DK ? a.q : a.k,
-						      t * (at < DK ? a.q_stride : a.k_stride) +
-							      hk * DK + at % DK,
-						      bf16);
-			} else {
-				x[i] = kv_io_load<IO>(
-					a.v, t * a.v_stride + h * a.dim_v + v0 + at - 2 * DK, bf16);
-			}
-		}
+						load_four<IO>(taps[j],
+							      (const char *)a.conv.base +
+								      kv_conv_offset(&a.conv,
+										     lane.read, j,
+										     c),
+							      a.conv.channel_stride, p.wide, bf16);
 #pragma unroll
-		for (int i = 0; i < MINE; i++) {
-			int at = (int)threadIdx.x + i * THREADS, c = channel(a, at, hk, h, v0);
-			float y;
-
-			if (at >= CHANNELS)
-				continue;
-			y = x[i];
-			if (CONV) {
-				y = a.conv_bias ? kv_io_load<IO>(a.conv_bias, c, bf16) : 0;
+				for (int j = 0; j < 4; j++)
+					channel_weights<IO>(a, bf16, c + j, weight[j]);
+				if (a.conv_bias)
+					load_four<IO>(bias, (const char *)a.conv_bias + c * SIZE,
+						      SIZE, p.wide, bf16);
+				convolve(a, bf16, taps, weight, bias, y);
 #pragma unroll
 				for (int j = 0; j < STEP_CONV - 1; j++)
-					y += weight[i][j] * taps[i][j];
-				y += weight[i][STEP_CONV - 1] * x[i];
-				if (a.activation == KV_ACTIVATION_SILU)
-					y = __fdividef(y, 1 + __expf(-y));
-				y = kv_io_round<IO>(y, bf16);
-				m.taps[0][at] = taps[i][1];
-				m.taps[1][at] = taps[i][2];
-				m.taps[2][at] = x[i];
+					store_four<KV_IO32>(&m.taps[j][at], 4, true, bf16, taps[j]);
+			} else {
+				const void *from = at < DK ? a.q : at < 2 * DK ? a.k : a.v;
+				int64_t e = at < DK ? t * a.q_stride + hk * DK + at
+					    : at < 2 * DK
+						    ? t * a.k_stride + hk * DK + at - DK
+						    : t * a.v_stride + h * a.dim_v + v0 + at -
+							      2 * DK;
+
+				load_four<IO>(y, (const char *)from + e * SIZE, SIZE, p.wide, bf16);
 			}
-			token[at] = y;
+			if (EARLY && i == 0 && (int)threadIdx.x / 32 * 128 < 2 * DK) {
+				/* of a warp that has v's too, they pass through unscaled */
+				bool qk = at < 2 * DK;
+
+				direct(y, a.normalize && qk, at < DK ? a.scale : 1);
+			}
+			store_four<KV_IO32>(&token[at], 4, true, bf16, y);
 		}
+	}
+
+	/* The decay and beta of a token, or its dt, by one thread. */
+	static __device__ void make_gates(const struct kv_recur &a, int64_t t, int h, float (&to)[2])
+	{
+		const bool bf16 = a.dtype == KV_BF16;
+		float x = kv_io_load<IO>(a.a, t * a.a_stride + h, bf16);
+		float b = RULE == KV_RULE_DELTA ? kv_io_load<IO>(a.b, t * a.b_stride + h, bf16) : 0;
+		float rate = a.a_log[h];
+
+		x = kv_softplus_f(x + (a.dt_bias ? a.dt_bias[h] : 0));
+		if (RULE == KV_RULE_SSD)
+			x = fminf(fmaxf(x, a.dt_min), a.dt_max);
+		to[0] = __expf(-__expf(rate) * x);
+		to[1] = RULE == KV_RULE_DELTA ? kv_sigmoid(b) : x;
 	}
 
 	static __device__ void run_unit(const struct step_params &p, struct shared &m,
@@ -337,33 +439,25 @@ template <int RULE, int CONV, int DK, int WARPS, int R, int STATE, int IO> struc
 	{
 		const struct kv_recur &a = p.a;
 		const bool bf16 = a.dtype == KV_BF16, ordered = CONV && is_last && p.blocks > 1;
-		const float a_log = a.a_log[h], bias = a.dt_bias ? a.dt_bias[h] : 0;
 		const float d = RULE == KV_RULE_SSD && a.d ? a.d[h] : 0;
 		float s[R][E];
 
 		for (int i = 0; i < lane.len; i++, turn ^= 1) {
 			int64_t t = lane.start + i;
-			float gate = kv_io_load<IO>(a.a, t * a.a_stride + h, bf16) + bias;
-			float beta = RULE == KV_RULE_DELTA
-					     ? kv_io_load<IO>(a.b, t * a.b_stride + h, bf16)
-					     : 0;
-			float g;
 
-			load_token(a, m, lane, i == 0, t, hk, h, v0, m.token[turn]);
+			if (threadIdx.x == GATES)
+				make_gates(a, t, h, m.gates[turn]);
+			load_token(p, m, lane, i == 0, t, hk, h, v0, m.token[turn]);
 			if (ordered && i == 0)
 				cluster_arrive(); /* the convolution's rows have been read */
-			g = kv_softplus_f(gate);
-			if (RULE == KV_RULE_DELTA)
-				beta = kv_sigmoid(beta);
-			else
-				beta = g = fminf(fmaxf(g, a.dt_min), a.dt_max);
-			g = __expf(-__expf(a_log) * g);
 			__syncthreads(); /* and the token before last has been read by all */
 			if (i == 0)
 				load_state(s, m, lane.fresh, phase);
-			next(s, a, bf16, t, h, v0, g, beta, d, m.token[turn],
-			     m.token[turn] + 2 * DK);
-			keep(s, a, m, bf16, lane, b, i, hk, h, v0, writes_qk, ordered && i == 0);
+			if (i == 0)
+				kv_let_grids_start();
+			next(s, a, bf16, t, h, v0, m.gates[turn][0], m.gates[turn][1], d,
+			     m.token[turn], m.token[turn] + 2 * DK);
+			keep(s, p, m, lane, b, i, hk, h, v0, writes_qk, ordered && i == 0);
 		}
 	}
 
@@ -372,7 +466,8 @@ template <int RULE, int CONV, int DK, int WARPS, int R, int STATE, int IO> struc
 				    int64_t t, int h, int v0, float g, float beta, float d,
 				    const float *qk, const float *vs)
 	{
-		float q[E], k[E], qq = 0, kk = 0, kq = 0, scale_k = 1, scale_q = a.scale, mine = 0;
+		float q[E], k[E], qq = 0, kk = 0, kq = 0, mine = 0;
+		float scale_k = 1, scale_q = EARLY ? 1 : a.scale;
 		int lane8 = (int)threadIdx.x % 8;
 
 #pragma unroll
@@ -389,7 +484,7 @@ template <int RULE, int CONV, int DK, int WARPS, int R, int STATE, int IO> struc
 			kk += k[e] * k[e];
 			kq += k[e] * q[e];
 		}
-		if (RULE == KV_RULE_DELTA && a.normalize) {
+		if (RULE == KV_RULE_DELTA && !EARLY && a.normalize) {
 			scale_q *= rsqrtf(sum8(qq) + (float)KV_NORM_EPS);
 			scale_k = rsqrtf(sum8(kk) + (float)KV_NORM_EPS);
 		}
@@ -423,44 +518,51 @@ template <int RULE, int CONV, int DK, int WARPS, int R, int STATE, int IO> struc
 	}
 
 	/* The state after a token to @row. */
-	static __device__ void keep_in(const float (&s)[R][E], const struct kv_recur &a,
-				       const struct shared &m, bool bf16, int32_t row, int hk,
-				       int h, int v0, bool writes_qk)
+	static __device__ void keep_in(const float (&s)[R][E], const struct step_params &p,
+				       const struct shared &m, int32_t row, int hk, int h, int v0,
+				       bool writes_qk)
 	{
+		const struct kv_recur &a = p.a;
+
 		if (kv_row_is_null(&a.batch, row))
 			return;
 		store_state(s, a, row, h, v0);
 #pragma unroll
 		for (int i = 0; i < MINE && CONV; i++) {
-			int at = (int)threadIdx.x + i * THREADS; /* whose taps are its own */
+			int at = 4 * ((int)threadIdx.x + i * THREADS); /* whose taps are its own */
 			int c = channel(a, at, hk, h, v0);
 
 			if (at >= CHANNELS || (at < 2 * DK && !writes_qk))
 				continue;
 #pragma unroll
-			for (int j = 0; j < STEP_CONV - 1; j++)
-				kv_io_store<IO>((char *)a.conv.base +
-							kv_conv_offset(&a.conv, row, j, c),
-						0, bf16, m.taps[j][at]);
+			for (int j = 0; j < STEP_CONV - 1; j++) {
+				float taps[4];
+
+				load_four<KV_IO32>(taps, &m.taps[j][at], 4, true, false);
+				store_four<IO>((char *)a.conv.base +
+						       kv_conv_offset(&a.conv, row, j, c),
+					       a.conv.channel_stride, p.wide, a.dtype == KV_BF16,
+					       taps);
+			}
 		}
 	}
 
 	/* The state after token @i of the lane, to all rows that keep it. */
-	static __device__ void keep(const float (&s)[R][E], const struct kv_recur &a,
-				    const struct shared &m, bool bf16, const struct kv_lane &lane,
-				    int64_t b, int i, int hk, int h, int v0, bool writes_qk,
-				    bool waits)
+	static __device__ void keep(const float (&s)[R][E], const struct step_params &p,
+				    const struct shared &m, const struct kv_lane &lane, int64_t b,
+				    int i, int hk, int h, int v0, bool writes_qk, bool waits)
 	{
+		const struct kv_state_batch &t = p.a.batch;
+
 		if (waits)
 			cluster_wait();
-		if (a.batch.table)
-			keep_in(s, a, m, bf16,
-				kv_checkpoint_row(&a.batch, b, lane.computed + i + 1), hk, h, v0,
+		if (t.table)
+			keep_in(s, p, m, kv_checkpoint_row(&t, b, lane.computed + i + 1), hk, h, v0,
 				writes_qk);
-		if (a.batch.step_rows)
-			keep_in(s, a, m, bf16, kv_step_row(&a.batch, b, i), hk, h, v0, writes_qk);
+		if (t.step_rows)
+			keep_in(s, p, m, kv_step_row(&t, b, i), hk, h, v0, writes_qk);
 		if (i + 1 == lane.len)
-			keep_in(s, a, m, bf16, lane.write, hk, h, v0, writes_qk);
+			keep_in(s, p, m, lane.write, hk, h, v0, writes_qk);
 	}
 };
 

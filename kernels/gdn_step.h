@@ -14,7 +14,7 @@
 #define STEP_W64 4 /* warps of a thread block with 64 rows */
 #endif
 #ifndef STEP_MIN_BLOCKS
-#define STEP_MIN_BLOCKS(warps, r) ((r) == 4 ? 16 / (warps) : (r) == 2 ? 20 / (warps) : 5)
+#define STEP_MIN_BLOCKS(warps, r) ((r) == 1 ? 5 : 16 / (warps))
 #endif
 
 enum step_kind {
@@ -26,9 +26,12 @@ enum step_kind {
 
 struct step_params {
 	struct kv_recur a;
-	int32_t units;	 /* (head, rows) pairs of a key head */
+	int32_t group;	 /* heads of a key head */
+	int32_t units;	 /* (head, rows) pairs of it */
 	int32_t blocks;	 /* thread blocks that share them */
-	int32_t max_len; /* lanes of more tokens are others' */
+	int32_t min_len; /* lanes of fewer tokens, and of more, are others' */
+	int32_t max_len;
+	bool wide; /* channels lie side by side, aligned to four of them, in inputs and rows */
 };
 
 struct step_function {
@@ -47,6 +50,13 @@ extern "C" {
 
 /* Lanes of up to @max_len tokens; others are left alone. */
 int kv_recur_step_lanes(const struct kv_recur *args, int max_len);
+
+/*
+ * gdn_stream.cu: many lanes of few tokens. kv_recur_stream_tokens() is how many tokens a lane may
+ * have, @max_len at most, so that it takes them; 0: it takes none of these lanes.
+ */
+int kv_recur_stream_tokens(const struct kv_recur *args, int max_len);
+int kv_recur_stream(const struct kv_recur *args, int max_len);
 
 #ifdef __cplusplus
 }

@@ -255,6 +255,41 @@ int kv_ssd_workspace_bytes(const struct kv_ssd_args *args, size_t *ret_bytes);
  */
 int kv_state_column(int64_t n_tokens, int64_t interval, int64_t width, int64_t *ret_column);
 
+/* What a backend cannot do about a call; bits. */
+enum kv_state_reason {
+	KV_STATE_REASON_DTYPE = 1 << 0,	       /* type of the inputs */
+	KV_STATE_REASON_DIM_K = 1 << 1,	       /* dim_k, state_dim */
+	KV_STATE_REASON_DIM_V = 1 << 2,	       /* dim_v, head_dim */
+	KV_STATE_REASON_GROUP = 1 << 3,	       /* heads that share a key head */
+	KV_STATE_REASON_SHORT = 1 << 4,	       /* no lane is long enough */
+	KV_STATE_REASON_STEPS = 1 << 5,	       /* step_rows: states between tokens */
+	KV_STATE_REASON_ALIGNMENT = 1 << 6,    /* of states, inputs or out */
+	KV_STATE_REASON_WORKSPACE = 1 << 7,    /* too small */
+	KV_STATE_REASON_N_SEQS = 1 << 8,       /* too many lanes for one launch */
+	KV_STATE_REASON_CONV_WIDTH = 1 << 9,   /* of a convolution in front */
+	KV_STATE_REASON_CONV_DTYPE = 1 << 10,  /* of its rows */
+	KV_STATE_REASON_CONV_WEIGHT = 1 << 11, /* where its weights lie */
+	KV_STATE_REASON_CAPABILITY = 1 << 12,  /* of the device at hand */
+};
+
+/**
+ * kv_gdn_validate() - whether @backend can run @args, and every reason why not
+ * @backend: one of kv_state_backend_names() for args->device
+ * @text:    receives a sentence for each reason, joined by "; ", cut to @text_bytes; or NULL
+ *
+ * On KV_DEVICE_HOST rows and lengths are looked at; on a GPU no pointer is followed. Return: 0: it
+ * can; -ENOTSUP: @ret_reasons (if not NULL) has the bits of all reasons, @text says them; -EINVAL:
+ * fields are wrong, @text says them; -ENOENT: no such backend.
+ */
+int kv_gdn_validate(const char *backend, const struct kv_gdn_args *args, uint64_t *ret_reasons,
+		    char *text, size_t text_bytes);
+
+/* kv_ssd_validate(), kv_conv1d_validate() - likewise */
+int kv_ssd_validate(const char *backend, const struct kv_ssd_args *args, uint64_t *ret_reasons,
+		    char *text, size_t text_bytes);
+int kv_conv1d_validate(const char *backend, const struct kv_conv1d_args *args,
+		       uint64_t *ret_reasons, char *text, size_t text_bytes);
+
 /**
  * kv_state_backend_names() - the backends of this build for @device, most preferred first
  *

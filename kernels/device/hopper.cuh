@@ -30,6 +30,15 @@ __device__ static inline void kv_barrier_arrive(uint32_t barrier)
 	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+/*
+ * The same by who has only read: no memory barrier, which would wait for its stores to global memory.
+ * What was read must have been used.
+ */
+__device__ static inline void kv_barrier_arrive_read(uint32_t barrier)
+{
+	asm volatile("mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 /* Arrives, and the phase waits for @bytes of copies besides. */
 __device__ static inline void kv_barrier_expect(uint32_t barrier, uint32_t bytes)
 {

@@ -100,6 +100,44 @@ START_TEST(a_ragged_batch_of_chunks_agrees_with_the_answer)
 }
 END_TEST
 
+/*
+ * So many lanes that states stream: new ones, padding of NaN, of several tokens and (of f16, which
+ * has no chunks) one too long for it, with checkpoints or a state a token, with and without a convolution in front.
+ */
+START_TEST(a_big_batch_of_all_kinds_of_lanes_agrees_with_the_answer)
+{
+	struct state_spec s = state_spec_default(PROBLEM_DELTA);
+	const int n = 60;
+
+	s.seed = 80 + _i;
+	s.state_dtype = _i % 2 ? KV_BF16 : KV_F32;
+	s.dtype = s.conv_dtype = _i < 3 ? KV_BF16 : KV_F16;
+	s.conv_width = _i % 3 == 2 ? 0 : 4;
+	s.dim_v = _i == 3 ? 64 : 128;
+	s.nan_inputs = true;
+	s.gap = 8 * (_i % 2);
+	s.n_rows = 4 * n + 1;
+	s.null_row = 4 * n;
+	s.tolerance = _i < 3 ? 0 : 4e-3;
+	if (_i == 1)
+		s.interval = 4;
+	if (_i == 2)
+		s.step_width = 3;
+	for (int b = 0; b < n; b++) {
+		int len = b == 7 ? (_i < 3 ? 12 : 20) : b % 4 == 3 ? 1 + b % 5 : 1, from = b % 6 == 5 ? 0 : 9 + b % 4;
+		bool pad = b % 10 == 8;
+
+		state_spec_add(&s, len, pad ? 5 : from, pad ? s.null_row - (b & 1) * 1000 : 4 * b,
+			       pad ? -1 : 4 * b + 1);
+		if (_i == 1 && !pad)
+			s.table[b][from / 4] = 4 * b + 2;
+		for (int i = 0; i < s.step_width && !pad; i++)
+			s.steps[b][i] = i == 1 ? -1 : 4 * b + 2 + i / 2;
+	}
+	state_spec_check(&s);
+}
+END_TEST
+
 /* D07: padding is NaN, in rows that are null in both ways; nothing but the live rows changes. */
 START_TEST(padded_lanes_change_nothing_and_put_out_zero)
 {
@@ -312,6 +350,118 @@ START_TEST(a_prompt_cut_at_multiples_of_64_has_the_bits_of_one_call)
 		free(out);
 		free(row);
 		state_problem_free(whole);
+	}
+}
+END_TEST
+
+/* The step form and the chunk form: as many calls as there are tokens, and one. */
+START_TEST(a_call_of_many_tokens_equals_as_many_calls_of_one)
+{
+	struct state_spec s = state_spec_default(PROBLEM_DELTA);
+	const int n = 90;
+
+	s.heads_k = 1;
+	s.n_rows = 2;
+	s.tolerance = 8e-3;
+	state_spec_add(&s, n, 0, 0, 0);
+	for (int i = 0; state_problem_backends()[i]; i++) {
+		struct state_problem *whole = state_problem_new(&s);
+		char *out, *once, *row = NULL;
+		double error = 0, norm = 0;
+
+		if (!state_problem_can_run(whole, state_problem_backends()[i])) {
+			state_problem_free(whole);
+			continue;
+		}
+		out = state_problem_run(whole, state_problem_backends()[i]);
+		once = state_problem_row(whole, 0);
+		for (int t = 0; t < n; t++) {
+			struct state_problem *p = cut(whole, t, 1, row);
+			char *got = state_problem_run(p, NULL);
+
+			for (int64_t e = 0; e < p->out_width; e++) {
+				double right = number_get(out + t * p->out_stride * 2, e, KV_BF16);
+				double d = number_get(got, e, KV_BF16) - right;
+
+				error += d * d;
+				norm += right * right;
+			}
+			free(got);
+			free(row);
+			row = state_problem_row(p, 0);
+			state_problem_free(p);
+		}
+		expect(error < 1e-4 * norm, "out: %g of %g", error, norm);
+		error = norm = 0;
+		for (int64_t e = 0; e < whole->row_bytes / 4; e++) {
+			double right = number_get(once, e, KV_F32);
+			double d = number_get(row, e, KV_F32) - right;
+
+			error += d * d;
+			norm += right * right;
+		}
+		expect(error < 1e-4 * norm, "state: %g of %g", error, norm);
+		free(out);
+		free(once);
+		free(row);
+		state_problem_free(whole);
+	}
+}
+END_TEST
+
+/* The flat layout: state and convolution lie in a block behind K and V; and pools of rows alone. */
+START_TEST(rows_in_flat_blocks_and_rows_in_pools_of_their_own_give_the_same_bits)
+{
+	struct state_spec s = state_spec_default(PROBLEM_DELTA);
+	const size_t kv = 4096;
+
+	s.n_rows = 6;
+	s.state_dtype = _i ? KV_BF16 : KV_F32;
+	s.tolerance = 8e-3;
+	state_spec_add(&s, 1, 10, 4, 4);
+	state_spec_add(&s, _i ? 70 : 3, 0, -1, 2);
+	state_spec_add(&s, 2, 64, 1, 5);
+	for (int i = 0; state_problem_backends()[i]; i++) {
+		const struct kv_state_backend *backend = state_problem_backends()[i];
+		struct state_problem *p = state_problem_new(&s);
+		size_t row = (size_t)p->row_bytes, conv = (size_t)p->conv_row_bytes;
+		size_t block = kv + row + conv, n = (size_t)s.n_rows;
+		char *pool = buffer_new(block * n), *flat = malloc(block * n), *out, *right;
+
+		if (!state_problem_can_run(p, backend)) {
+			state_problem_free(p);
+			buffer_free(pool);
+			free(flat);
+			continue;
+		}
+		memset(flat, 0x5a, block * n);
+		for (size_t b = 0; b < n; b++) {
+			char *content = state_problem_row(p, (int)b);
+
+			memcpy(flat + b * block + kv, content, row + conv);
+			free(content);
+		}
+		buffer_put(pool, flat, block * n);
+		right = state_problem_run(p, backend);
+		p->gdn.state.base = pool + kv;
+		p->gdn.conv.base = pool + kv + row;
+		p->gdn.state.block_stride = p->gdn.conv.row_stride = (int64_t)block;
+		out = state_problem_run(p, backend);
+		ck_assert_mem_eq(out, right, (size_t)(p->n_tokens * p->out_stride * 2));
+		buffer_get(flat, pool, block * n);
+		for (size_t b = 0; b < n; b++) {
+			char *content = state_problem_row(p, (int)b);
+
+			ck_assert_mem_eq(flat + b * block + kv, content, row + conv);
+			for (size_t at = 0; at < kv; at++)
+				expect(flat[b * block + at] == 0x5a, "block %zu: K and V", b);
+			free(content);
+		}
+		free(out);
+		free(right);
+		free(flat);
+		buffer_free(pool);
+		state_problem_free(p);
 	}
 }
 END_TEST
@@ -564,6 +714,10 @@ static void add_tests(TCase *tcase)
 	tcase_add_loop_test(tcase, a_decode_step_of_any_batch_agrees_with_the_answer, 0, 18);
 	tcase_add_loop_test(tcase, every_head_shape_agrees_with_the_answer, 0, COUNT(shapes));
 	tcase_add_loop_test(tcase, a_ragged_batch_of_chunks_agrees_with_the_answer, 0, 6);
+	tcase_add_loop_test(tcase, a_big_batch_of_all_kinds_of_lanes_agrees_with_the_answer, 0, 5);
+	tcase_add_test(tcase, a_call_of_many_tokens_equals_as_many_calls_of_one);
+	tcase_add_loop_test(
+		tcase, rows_in_flat_blocks_and_rows_in_pools_of_their_own_give_the_same_bits, 0, 2);
 	tcase_add_loop_test(tcase, padded_lanes_change_nothing_and_put_out_zero, 0, 2);
 	tcase_add_test(tcase, a_hundred_padded_steps_leave_parked_rows_alone);
 	tcase_add_loop_test(tcase, a_first_chunk_starts_from_zero_even_in_a_used_row, 0, 2);

@@ -305,6 +305,115 @@ START_TEST(a_wrong_field_of_a_convolution_is_refused_by_name)
 }
 END_TEST
 
+static void expect_words(const char *text, const char *const *words)
+{
+	for (; *words; words++)
+		ck_assert_msg(strstr(text, *words) != NULL, "%s: not in: %s", *words, text);
+}
+
+START_TEST(a_refusal_has_every_wrong_field)
+{
+	static const char *const gdn[] = {"dtype: ",   "n_heads_v", "dim_k",   "normalize", "a_stride",
+					  "null_row",  "interval",  "a: NULL", "b: NULL",   "a_log",
+					  "state.base", "width",     "conv state.base", NULL};
+	static const char *const ssd[] = {"n_heads", "c: NULL", "dt: NULL", "dt_min", "x_stride", NULL};
+	static const char *const conv[] = {"n_channels", "width", "activation", "x: NULL",
+					   "weight: NULL", NULL};
+	struct kv_gdn_args a = good_gdn();
+	struct kv_ssd_args b = {.size = sizeof(b),
+				.dtype = KV_F32,
+				.batch = a.batch,
+				.n_groups = 2,
+				.n_heads = 3,
+				.head_dim = DIM,
+				.state_dim = DIM,
+				.x_stride = 1,
+				.x = x,
+				.b = x,
+				.a_log = a_log,
+				.dt_min = 2,
+				.dt_max = 1,
+				.out = out,
+				.state = a.state};
+	struct kv_conv1d_args c = {.size = sizeof(c),
+				   .dtype = KV_F32,
+				   .batch = a.batch,
+				   .width = 1,
+				   .activation = 9,
+				   .out = conv_out,
+				   .state = a.conv};
+	uint64_t reasons = 7;
+	char text[2048];
+
+	a.dtype = KV_F8_E4M3;
+	a.n_heads_v = 5;
+	a.dim_k = 0;
+	a.normalize = 3;
+	a.a_stride = 1;
+	a.batch.null_row = -2;
+	a.batch.table = table;
+	a.a = a.b = NULL;
+	a.a_log = NULL;
+	a.state.base = NULL;
+	a.conv_width = 1;
+	a.conv.base = NULL;
+	ck_assert_int_eq(kv_gdn_validate("ref", &a, &reasons, text, sizeof(text)), -EINVAL);
+	ck_assert_uint_eq(reasons, 0);
+	expect_words(text, gdn);
+	ck_assert_int_eq(kv_gdn(&a), -EINVAL);
+	ck_assert_str_eq(kv_error_text(), text);
+	ck_assert_int_eq(kv_ssd_validate("ref", &b, NULL, text, sizeof(text)), -EINVAL);
+	expect_words(text, ssd);
+	ck_assert_int_eq(kv_conv1d_validate("ref", &c, NULL, text, sizeof(text)), -EINVAL);
+	expect_words(text, conv);
+
+	a = good_gdn();
+	ck_assert_int_eq(kv_gdn_validate("ref", &a, &reasons, text, sizeof(text)), 0);
+	ck_assert_str_eq(text, "");
+	ck_assert_int_eq(kv_gdn_validate("none", &a, &reasons, text, 12), -ENOENT);
+	ck_assert_uint_eq(strlen(text), 11);
+	ck_assert_int_eq(kv_gdn_validate("none", &a, NULL, NULL, 0), -ENOENT);
+	computed[0] = -1; /* rows and lengths are looked at on the host */
+	ck_assert_int_eq(kv_gdn_validate("ref", &a, NULL, text, sizeof(text)), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(text, "n_computed[0]"));
+}
+END_TEST
+
+START_TEST(a_backend_tells_every_reason_against_a_problem)
+{
+	static const uint64_t steps_bits = KV_STATE_REASON_DIM_K | KV_STATE_REASON_DIM_V |
+					   KV_STATE_REASON_ALIGNMENT | KV_STATE_REASON_CONV_WIDTH |
+					   KV_STATE_REASON_CONV_DTYPE | KV_STATE_REASON_CONV_WEIGHT;
+	static const uint64_t chunk_bits = KV_STATE_REASON_DTYPE | KV_STATE_REASON_SHORT |
+					   KV_STATE_REASON_STEPS | KV_STATE_REASON_WORKSPACE;
+	static const char *const words[] = {"dtype: 1",	     "dim_k",	  "dim_v",	"max_query_len",
+					    "step_rows",     "workspace_bytes", "state: base",
+					    "conv_width: 3", "conv_weight", "conv state.dtype", NULL};
+	struct kv_gdn_args a = good_gdn();
+	uint64_t reasons = 0;
+	char text[2048];
+
+	a.device = KV_DEVICE_CUDA;
+	a.dtype = KV_F16;
+	a.batch.step_rows = steps;
+	a.batch.step_width = 2;
+	a.state.base = (char *)rows + 8;
+	a.conv_width = 3;
+	a.conv_weight = (char *)weight + 4;
+	if (!kv_state_backend_names(KV_DEVICE_CUDA)[0]) {
+		ck_assert_int_eq(kv_gdn_validate("chunk", &a, NULL, text, sizeof(text)), -ENOENT);
+		return;
+	}
+	ck_assert_int_eq(kv_gdn_validate("chunk", &a, &reasons, text, sizeof(text)), -ENOTSUP);
+	ck_assert_msg((reasons & ~(uint64_t)KV_STATE_REASON_CAPABILITY) == (steps_bits | chunk_bits),
+		      "%llx: %s", (unsigned long long)reasons, text);
+	expect_words(text, words);
+	ck_assert_int_eq(kv_gdn_validate("cuda", &a, &reasons, text, sizeof(text)), -ENOTSUP);
+	ck_assert_uint_eq(reasons & ~(uint64_t)KV_STATE_REASON_CAPABILITY, steps_bits);
+	ck_assert_ptr_null(strstr(text, "workspace"));
+}
+END_TEST
+
 START_TEST(nothing_to_do_is_done)
 {
 	struct kv_gdn_args a = good_gdn();
@@ -344,6 +453,8 @@ int main(void)
 	tcase_add_test(tcase, counts_outside_the_steps_are_refused);
 	tcase_add_test(tcase, a_wrong_field_of_ssd_is_refused_by_name);
 	tcase_add_test(tcase, a_wrong_field_of_a_convolution_is_refused_by_name);
+	tcase_add_test(tcase, a_refusal_has_every_wrong_field);
+	tcase_add_test(tcase, a_backend_tells_every_reason_against_a_problem);
 	tcase_add_test(tcase, nothing_to_do_is_done);
 	tcase_add_test(tcase, the_reference_needs_no_workspace_and_is_last);
 	suite_add_tcase(suite, tcase);
