@@ -323,6 +323,25 @@ START_TEST(a_failed_admission_leaves_nothing_behind_a_thousand_times)
 }
 END_TEST
 
+/* More sequences, one after the other, than any group has blocks or rows for. */
+START_TEST(a_freed_sequence_gives_back_its_blocks_and_its_rows)
+{
+	const int32_t *tokens = tokens_of(1, 24);
+
+	for (int i = 0; i < 150; i++) {
+		struct kv_gseq *seq = new_seq(&m);
+
+		expect(kv_gseq_reserve(seq, 24, TIMEOUT) == 0, "round %d", i);
+		must(kv_gseq_append(seq, tokens, 24));
+		if (i % 50 == 0)
+			ck_assert(model_run(&m, seq, tokens, 24) == expected_output(tokens, 24));
+		kv_gseq_free(seq, NULL);
+	}
+	settled();
+	ck_assert_uint_eq(hit_now(tokens, 24), 0); /* nor did they leave anything that is found */
+}
+END_TEST
+
 /* ---- rollback, fork, drafts ---- */
 
 /* D29. */
@@ -348,6 +367,10 @@ START_TEST(a_rollback_is_in_all_groups_or_in_none)
 	ck_assert_uint_eq(kv_gseq_len(seq), 20);
 	n_blocks = kv_seq_blocks(kv_gseq_seq(seq, FULL_G), &ids);
 	ck_assert_uint_eq(n_blocks, 5);
+	/* Nothing was touched: the next token goes on from the state and the K and V of 20. */
+	must(kv_gseq_reserve(seq, 21, TIMEOUT));
+	must(kv_gseq_append(seq, tokens + 20, 1));
+	ck_assert(model_run(&m, seq, tokens, 1) == expected_output(tokens, 21));
 
 	must(kv_gseq_rollback(seq, 16, NULL));
 	ck_assert_uint_eq(kv_gseq_len(seq), 16);
@@ -679,6 +702,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase,
 		       a_short_request_takes_a_block_and_a_row_and_is_refused_for_rows_alone);
 	tcase_add_test(tcase, a_failed_admission_leaves_nothing_behind_a_thousand_times);
+	tcase_add_test(tcase, a_freed_sequence_gives_back_its_blocks_and_its_rows);
 	tcase_add_test(tcase, a_rollback_is_in_all_groups_or_in_none);
 	tcase_add_test(tcase, drafts_are_rolled_back_to_any_token_of_their_step);
 	tcase_add_test(tcase, forks_go_on_from_one_state_each_for_itself);
