@@ -6,7 +6,8 @@
 #	tests/fuzz/complete.sh SOURCE_ROOT
 cd "${1:?}" || exit 1
 bad=0
-for type in $(sed -n 's/^\t\[\(KV_MSG_[A-Z_]*\)\] = .*/\1/p' daemon/peer.c); do
+types=$(sed -n 's/^\t\[\(KV_MSG_[A-Z_]*\)\] = .*/\1/p' daemon/peer.c)
+for type in $types; do
 	grep -q "{$type, " tests/fuzz/wire_mutator.c || {
 		echo "tests/fuzz/wire_mutator.c makes no $type"
 		bad=1
@@ -19,7 +20,7 @@ done
 }
 sed -n 's/^\tKV_MSG_\([A-Z_]*\) = \([0-9]*\),.*/\1 \2/p' include/internal/wire.h | {
 	while read -r name number; do
-		word=$(printf 'type_%s="\\x%02x\\x00"' "$(echo "$name" | tr A-Z a-z)" "$number")
+		word=$(printf 'type_%s="\\x%02x\\x00"' "$(echo "$name" | tr '[:upper:]' '[:lower:]')" "$number")
 		grep -qxF "$word" tests/fuzz/wire.dict || {
 			echo "tests/fuzz/wire.dict lacks $word"
 			bad=1
