@@ -26,6 +26,7 @@ for name in "${tests[@]}"; do
 done
 expect 0 "$kvctl" --help
 cp "$dir/out" "$dir/help"
+# shellcheck disable=SC2016  # backquotes of Markdown
 while read -r object command; do
 	grep -qE "^  $object( $command)?( |\$)" "$dir/help" || fail "README.md names kvctl $object $command"
 done < <(grep -oE '`kvctl [a-z][a-z-]*( [a-z]+)?[ `]' "$readme" | tr -d '`' | sed 's/^kvctl //' | sort -u)

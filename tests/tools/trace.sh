@@ -76,6 +76,7 @@ start_recording "$dir/trace3"
 request llama 1024
 sleep 0.5
 expect 0 "$kvctl" restart-worker
+# shellcheck disable=SC2016  # the inner shell expands it
 expect_soon 20 sh -c '[ "$(grep -c "(pid $0, user" "$1")" = 2 ]' $recorder "$dir/daemon.log"
 request llama 1536
 stop_recording
