@@ -188,8 +188,7 @@ __global__ void __launch_bounds__(THREADS) merge_parts(const __grid_constant__ s
 {
 	int chunk = blockIdx.y, slices = (p.latent + COLUMNS - 1) / COLUMNS;
 	struct mla_part s;
-	int total, at, each;
-
+	int at, each;
 	bool waited = false;
 
 	for (int b = blockIdx.x; b < p.n_seqs; b += gridDim.x) {
@@ -198,8 +197,7 @@ __global__ void __launch_bounds__(THREADS) merge_parts(const __grid_constant__ s
 		mla_load(p, b, chunk, s);
 		if (!s.n)
 			continue;
-		total = mla_total(p, chunk, b, &at);
-		each = mla_each(p, total);
+		each = mla_each(p, mla_total(p, chunk, b, &at));
 		part0 = at / each;
 		n = (at + s.n - 1) / each - part0 + 1;
 		if (n == 1)

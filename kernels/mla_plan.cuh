@@ -40,7 +40,7 @@ struct kv_mla_params {
 	int32_t rope;
 	int32_t rows; /* of a chunk */
 	int32_t groups;
-	int32_t each; /* tiles of a run, or 0: as many as make the runs equal */
+	int32_t each; /* sparse: tiles of a run; else 0: see mla_each() */
 	int32_t top_k;
 	int32_t table_width;
 	int32_t causal;
@@ -128,29 +128,73 @@ __device__ static void mla_load(const struct kv_mla_params &p, int b, int chunk,
 	s.n = max((s.hi - s.first + KV_MLA_KEYS - 1) / KV_MLA_KEYS, 1);
 }
 
-/* All requests' tiles, and those of the requests before @before; by one warp. */
-__device__ static int mla_total(const struct kv_mla_params &p, int chunk, int before, int *ret_before)
+/* What requests have together. */
+struct mla_all {
+	int tiles;
+	int requests; /* with tiles */
+	int least;    /* tiles of one */
+	int most;
+};
+
+__device__ static void mla_count(struct mla_all &all, int n)
 {
-	int lane = threadIdx.x % KV_WARP, all = 0, some = 0;
+	all.tiles += n;
+	all.requests += n > 0;
+	all.least = n ? min(all.least, n) : all.least;
+	all.most = max(all.most, n);
+}
+
+/* Over the lanes of a warp. */
+__device__ static void mla_reduce(struct mla_all &all)
+{
+	all.tiles = __reduce_add_sync(KV_ALL_LANES, all.tiles);
+	all.requests = __reduce_add_sync(KV_ALL_LANES, all.requests);
+	all.least = __reduce_min_sync(KV_ALL_LANES, all.least);
+	all.most = __reduce_max_sync(KV_ALL_LANES, all.most);
+}
+
+/*
+ * Tiles of a run: equal ones, but where all requests have the same and it makes runs no more than a
+ * sixteenth longer, whole requests or whole parts of them: fewer parts, or none to merge.
+ */
+__device__ static int mla_each(const struct kv_mla_params &p, const struct mla_all &all)
+{
+	int equal = max((all.tiles + p.groups - 1) / p.groups, 1), most = equal + equal / 16 + 1;
+	int n = all.most, fit;
+
+	if (p.each)
+		return p.each;
+	if (!all.requests || all.least != n)
+		return equal;
+	if (n <= most) {
+		fit = (all.requests + p.groups - 1) / p.groups * n;
+		return fit <= most ? fit : equal;
+	}
+	fit = n / max(n / equal, 1);
+	return fit <= most && n % fit == 0 ? fit : equal;
+}
+
+/* All requests, and the tiles of those before @before; by one warp. */
+__device__ static struct mla_all mla_total(const struct kv_mla_params &p, int chunk, int before,
+					   int *ret_before)
+{
+	struct mla_all all = {0, 0, INT32_MAX, 0};
+	int lane = threadIdx.x % KV_WARP, some = 0;
 	struct mla_part s;
 
 	if (p.chosen) {
 		*ret_before = before * mla_chosen_tiles(p);
-		return p.n_seqs * mla_chosen_tiles(p);
+		all.tiles = p.n_seqs * mla_chosen_tiles(p);
+		return all;
 	}
 	for (int b = lane; b < p.n_seqs; b += KV_WARP) {
 		mla_load(p, b, chunk, s);
-		all += s.n;
+		mla_count(all, s.n);
 		some += b < before ? s.n : 0;
 	}
 	*ret_before = __reduce_add_sync(KV_ALL_LANES, some);
-	return __reduce_add_sync(KV_ALL_LANES, all);
-}
-
-/* Tiles of a run. */
-__device__ static int mla_each(const struct kv_mla_params &p, int total)
-{
-	return p.each ? p.each : max((total + p.groups - 1) / p.groups, 1);
+	mla_reduce(all);
+	return all;
 }
 
 /* The part after @s; call it only if s.left > 0. */
@@ -183,12 +227,13 @@ __device__ static bool mla_plan(const struct kv_mla_params &p, int group, int ch
 {
 	int lane = threadIdx.x % KV_WARP, each = (p.n_seqs + KV_WARP - 1) / KV_WARP;
 	int begin = min(lane * each, p.n_seqs), end = min(begin + each, p.n_seqs);
-	int tiles = 0, to, key, at, total, run;
+	struct mla_all all = {0, 0, INT32_MAX, 0};
+	int tiles, to, key, at, total, run;
 	uint32_t finder;
 
 	if (p.chosen) {
-		total = mla_total(p, chunk, 0, &at);
-		run = mla_each(p, total);
+		total = p.n_seqs * mla_chosen_tiles(p);
+		run = p.each;
 		key = group * run;
 		if (key >= total)
 			return false;
@@ -199,17 +244,18 @@ __device__ static bool mla_plan(const struct kv_mla_params &p, int group, int ch
 	}
 	for (int b = begin; b < end; b++) {
 		mla_load(p, b, chunk, s);
-		tiles += s.n;
+		mla_count(all, s.n);
 	}
-	to = tiles;
+	tiles = to = all.tiles;
 #pragma unroll
 	for (int step = 1; step < KV_WARP; step *= 2) {
 		int x = __shfl_up_sync(KV_ALL_LANES, to, step);
 
 		to += lane >= step ? x : 0;
 	}
-	total = __shfl_sync(KV_ALL_LANES, to, KV_WARP - 1);
-	run = mla_each(p, total);
+	mla_reduce(all);
+	total = all.tiles;
+	run = mla_each(p, all);
 	key = group * run;
 	if (key >= total)
 		return false;
