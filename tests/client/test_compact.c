@@ -217,6 +217,52 @@ START_TEST(a_pool_that_needs_extents_gets_them_by_compaction_and_nothing_is_forg
 }
 END_TEST
 
+static void waits_for_room(struct process *self, void *arg)
+{
+	struct kv_client *own = client_new();
+	struct kv_pool *tight = pool_new(own, "tight", 4);
+	kv_block_id id;
+
+	(void)arg;
+	process_say(self, 0);
+	must(kv_blocks_take(tight, 1, &id, TIMEOUT));
+	process_say(self, id);
+	must(kv_blocks_give(tight, 1, &id));
+	kv_pool_close(tight);
+	kv_disconnect(own);
+}
+
+/* The room that is waited for may be of any pool: who waits may need the mover and the memory's bandwidth. */
+START_TEST(it_pauses_while_anybody_waits_for_room_and_goes_on_then)
+{
+	struct kv_pool *tight = pool_new(client, "tight", 4);
+	struct process *other;
+	kv_block_id ids[4];
+
+	must(kv_blocks_take(tight, 4, ids, TIMEOUT));
+	other = process_start(waits_for_room, NULL);
+	process_hear(other);
+	wait_until(pool_stats(client, "tight").waiting == 1);
+	must(kv_pool_compact(client, "pool", 0, TIMEOUT));
+	for (int i = 0; i < 20; i++) {
+		struct kv_pool_stats now = pool_stats(client, "pool");
+
+		ck_assert_uint_eq(now.compacting, 1);
+		ck_assert_uint_eq(now.blocks_moving, 0);
+		ck_assert_uint_eq(now.compacted_bytes_total, 0);
+		sleep_ms(20);
+	}
+	ck_assert_uint_eq(pool_stats(client, "tight").waiting, 1);
+	must(kv_blocks_give(tight, 4, ids));
+	ck_assert_int_gt(process_hear(other), 0);
+	process_end(other);
+	wait_until(is_over());
+	ck_assert_uint_gt(pool_stats(client, "pool").compacted_bytes_total, 4 * MIB);
+	everything_is_found();
+	kv_pool_close(tight);
+}
+END_TEST
+
 static Suite *suite(void)
 {
 	Suite *s = suite_create("client/compact");
@@ -226,6 +272,7 @@ static Suite *suite(void)
 	tcase_add_checked_fixture(tcase, setup, teardown);
 	tcase_add_test(tcase, a_pool_half_full_of_random_survivors_gets_its_extents_back);
 	tcase_add_test(tcase, with_a_cap_it_takes_its_time);
+	tcase_add_test(tcase, it_pauses_while_anybody_waits_for_room_and_goes_on_then);
 	tcase_add_test(tcase, what_somebody_holds_stays_where_it_is);
 	tcase_add_loop_test(tcase, clients_at_work_never_see_other_bytes_even_if_movers_die, 0, 2);
 	tcase_add_test(tcase,
