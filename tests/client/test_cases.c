@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Field cases with the numbers they were told with: D15, D20, D23 and D40. */
+/* Field cases with the numbers they were told with: D15, D18, D20, D23 and D40. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include "include/internal/atomic.h"
+#include "include/internal/shm.h"
 #include "tests/client/hybrid.h"
 #include "tests/support/process.h"
+#include "tests/support/raw.h"
 
 static struct kv_pool *of_tokens(struct kv_client *client, uint32_t block_tokens, uint32_t n_blocks)
 {
@@ -72,6 +77,174 @@ START_TEST(d15_a_client_that_dies_between_finding_and_asking_for_room_leaves_not
 	books_balance(m.client);
 	kv_gseq_free(seq, NULL);
 	model_close(&m);
+	daemon_stop();
+}
+END_TEST
+
+/* ---- D18 ---- */
+
+#define FILLED 64 /* tokens: four blocks */
+
+/*
+ * Who fills blocks leases them, and nobody else can say anything of them; who waits for them has none
+ * to give back. So it is the writer's word, or its end, that frees them, whatever others do.
+ */
+static void fills_for_another(struct process *self, void *arg)
+{
+	struct kv_client *own = client_new();
+	struct kv_pool *pool = pool_new(own, "pool", 15);
+	size_t promised;
+	struct kv_seq *seq;
+
+	(void)arg;
+	must(kv_seq_new(pool, &seq));
+	must(kv_seq_promise(seq, tokens_of(1, FILLED + 1), FILLED + 1, 60 * KV_SEC, &promised));
+	must(kv_seq_reserve(seq, FILLED, 0));
+	process_say(self, (int64_t)promised);
+	process_wait(self);
+	must(kv_seq_append(seq, tokens_of(1, FILLED), FILLED));
+	must(kv_seq_publish(seq, NULL));
+	must(kv_ping(own, TIMEOUT));
+	process_say(self, 0);
+	process_wait(self);
+	kv_seq_free(seq, NULL);
+	must(kv_ping(own, TIMEOUT));
+	process_say(self, 0);
+	process_wait(self);
+	kv_pool_close(pool);
+	kv_disconnect(own);
+}
+
+/* Return: a sequence that waits for the writer's blocks. */
+static struct kv_seq *attached(struct kv_pool *pool)
+{
+	struct kv_seq *seq;
+	size_t hit;
+
+	must(kv_seq_new(pool, &seq));
+	ck_assert_int_eq(kv_seq_follow(seq, tokens_of(1, FILLED + 1), FILLED + 1, 0, &hit), KV_PROMISED);
+	ck_assert_uint_eq(hit, 0);
+	return seq;
+}
+
+static uint64_t n_to_be_had(struct kv_client *client)
+{
+	struct kv_pool_stats s = pool_stats(client, "pool");
+
+	return s.blocks_free + s.blocks_cached - s.blocks_cached_held;
+}
+
+START_TEST(d18_blocks_that_another_fills_are_free_when_it_is_done_or_gone_and_not_when_who_waits_aborts)
+{
+	const int aborts_first = _i != 1, dies = _i == 2;
+	struct process *writer;
+	struct kv_client *client;
+	struct kv_pool *pool;
+	struct kv_seq *seq;
+	size_t hit;
+
+	daemon_start("--host", "32M");
+	client = client_new();
+	pool = pool_new(client, "pool", 15);
+	writer = process_start(fills_for_another, NULL);
+	ck_assert_int_eq(process_hear(writer), FILLED);
+	seq = attached(pool);
+	ck_assert_uint_eq(n_to_be_had(client), 11);
+	if (aborts_first) {
+		seq = kv_seq_free(seq, NULL);
+		must(kv_ping(client, TIMEOUT));
+		sleep_ms(500);
+		ck_assert_uint_eq(n_to_be_had(client), 11); /* they may still be written */
+	}
+	if (dies) {
+		process_kill(writer);
+		wait_until(n_to_be_had(client) == 15);
+		ck_assert_uint_eq(pool_stats(client, "pool").blocks_leased, 0);
+	} else {
+		process_go(writer);
+		process_hear(writer);
+		ck_assert_uint_eq(n_to_be_had(client), 11);
+		if (!aborts_first) {
+			must(kv_seq_follow(seq, tokens_of(1, FILLED + 1), FILLED + 1, TIMEOUT, &hit));
+			ck_assert_uint_eq(hit, FILLED);
+		}
+		process_go(writer);
+		process_hear(writer);
+		/* Done: free at that moment, or when who waited has aborted. */
+		ck_assert_uint_eq(n_to_be_had(client), aborts_first ? 15 : 11);
+		kv_seq_free(seq, NULL);
+		must(kv_ping(client, TIMEOUT));
+		ck_assert_uint_eq(n_to_be_had(client), 15);
+		process_go(writer);
+		process_end(writer);
+	}
+	books_balance(client);
+	kv_pool_close(pool);
+	kv_disconnect(client);
+	daemon_stop();
+}
+END_TEST
+
+struct report {
+	uint32_t kind;
+	kv_block_id id;
+};
+
+/* Says of a block that isn't leased to it that it is done with it. */
+static void reports(struct process *self, void *arg)
+{
+	const struct report *report = arg;
+	struct kv_shm_session *s;
+	int fd = raw_hello(), fds[3];
+	struct kv_op *op;
+
+	ck_assert_uint_eq(raw_open(fd, "pool", 0, fds)->type, KV_MSG_POOL_OPENED);
+	s = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fds[2], 0);
+	op = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fds[2], (off_t)s->ops_offset);
+	*op = (struct kv_op){.kind = report->kind, .id = report->id, .parent = -1, .key_lo = 1};
+	kv_store_release(&s->ops.head, 1);
+	raw_send(fd, KV_MSG_PING, NULL, 0);
+	expect(!raw_receive(fd, NULL), "it is heard about block %d, which isn't its own", report->id);
+	process_say(self, 0);
+}
+
+START_TEST(d18_a_report_of_who_has_the_blocks_no_more_changes_nothing)
+{
+	struct kv_pool_stats before, after;
+	struct kv_client *client;
+	struct kv_pool *pool;
+	kv_block_id ids[15];
+
+	daemon_start("--host", "32M");
+	client = client_new();
+	pool = pool_new(client, "pool", 15);
+	must(kv_blocks_take(pool, 15, ids, TIMEOUT));
+	/* They are somebody else's, then half of them nobody's. */
+	for (int round = 0; round < 2; round++) {
+		before = pool_stats(client, "pool");
+		for (int i = 0; i < 4; i++) {
+			struct report report = {i % 2 ? KV_OP_GIVE : KV_OP_PUBLISH, ids[i / 2]};
+			struct process *other = process_start(reports, &report);
+
+			process_hear(other);
+			process_end(other);
+			wait_until(pool_stats(client, "pool").n_sessions == 1);
+			after = pool_stats(client, "pool");
+			ck_assert_uint_eq(after.blocks_leased, before.blocks_leased);
+			ck_assert_uint_eq(after.blocks_free, before.blocks_free);
+			ck_assert_uint_eq(after.blocks_cached, 0);
+		}
+		books_balance(client);
+		if (!round)
+			must(kv_blocks_give(pool, 7, ids));
+		must(kv_ping(client, TIMEOUT));
+	}
+	refused(kv_blocks_give(pool, 1, ids), -EINVAL, "block");
+	must(kv_blocks_give(pool, 8, ids + 7));
+	must(kv_ping(client, TIMEOUT));
+	ck_assert_uint_eq(n_to_be_had(client), 15);
+	kv_pool_close(pool);
+	kv_disconnect(client);
 	daemon_stop();
 }
 END_TEST
@@ -248,6 +421,9 @@ static Suite *suite(void)
 
 	tcase_set_timeout(tcase, 120);
 	tcase_add_test(tcase, d15_a_client_that_dies_between_finding_and_asking_for_room_leaves_nothing_behind);
+	tcase_add_loop_test(tcase, d18_blocks_that_another_fills_are_free_when_it_is_done_or_gone_and_not_when_who_waits_aborts,
+			    0, 3);
+	tcase_add_test(tcase, d18_a_report_of_who_has_the_blocks_no_more_changes_nothing);
 	tcase_add_test(tcase, d20_salts_and_other_fields_of_one_text_are_not_taken_for_one_another);
 	tcase_add_test(tcase, d23_thirteen_blocks_of_64_are_found_not_found_and_found_again);
 	tcase_add_test(tcase, d40_no_look_at_the_numbers_finds_a_block_in_two_states_or_in_none);
