@@ -171,7 +171,7 @@ __device__ static void tell_read(uint64_t *bar)
 {
 	__syncwarp();
 	if (threadIdx.x % 32 == 0)
-		kv_barrier_arrive_read(shared_at(bar));
+		kv_barrier_arrive(shared_at(bar));
 }
 
 /*
