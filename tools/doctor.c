@@ -46,6 +46,8 @@ static const struct kv_probe probes[] = {
 	{"daemon", "is it there, does it answer, is it well", 10 * KV_SEC, false,
 	 "it does not answer: see its log; kvctl restart-worker, or kill -9 its worker",
 	 kv_probe_daemon},
+	{"devices", "the GPUs of the daemon are seen by this process", 30 * KV_SEC, true, IF_DRIVER,
+	 kv_probe_devices},
 	{"versions", "library, daemon and shared pages fit together", 10 * KV_SEC, false,
 	 "loading libkvclient.so.0 hangs: look at what LD_PRELOAD and LD_LIBRARY_PATH name",
 	 kv_probe_versions},

@@ -76,6 +76,12 @@ void kv_probe_memory(struct kv_probing *p);
 /* doctor_driver.c */
 void kv_probe_driver(struct kv_probing *p);
 void kv_probe_sharing(struct kv_probing *p);
+/*
+ * kv_driver_uuids() - the GPUs that CUDA shows this process, by ordinal, in the form of kv_gpu::uuid
+ *
+ * Return: how many there are, @max of them stored; -ENODEV: no driver, or it does not start
+ */
+int kv_driver_uuids(char (*uuids)[KV_UUID_TEXT_BYTES], int max);
 
 /* doctor_handles.c */
 void kv_probe_handles(struct kv_probing *p);
@@ -88,6 +94,7 @@ int kv_doctor_attach(const struct kv_arena *arena);
 /* doctor_socket.c */
 void kv_probe_socket(struct kv_probing *p);
 void kv_probe_daemon(struct kv_probing *p);
+void kv_probe_devices(struct kv_probing *p);
 void kv_probe_versions(struct kv_probing *p);
 
 #endif

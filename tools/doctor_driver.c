@@ -143,11 +143,15 @@ static void seen_gpu(struct kv_probing *p, const struct driver *d, int ordinal)
 		kv_words_bytes(memory).text, vmm && fd ? "yes" : vmm ? "without descriptors" : "no");
 }
 
+static const char *const driver_names[] = {
+	"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName",
+	"cuDeviceGetUuid_v2", "cuDeviceTotalMem_v2", "cuDeviceGetAttribute", "cuGetErrorName"};
+#define N_DRIVER (sizeof(driver_names) / sizeof(driver_names[0]))
+
+_Static_assert(sizeof(struct driver) == sizeof(driver_names), "one address for each name");
+
 static int load(struct kv_probing *p, struct driver *d)
 {
-	static const char *const names[] = {
-		"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName",
-		"cuDeviceGetUuid_v2", "cuDeviceTotalMem_v2", "cuDeviceGetAttribute", "cuGetErrorName"};
 	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 	const char *missing;
 	char module[32];
@@ -165,7 +169,7 @@ static int load(struct kv_probing *p, struct driver *d)
 		kv_change(p, "not needed by kvcached --host; for GPUs install NVIDIA's driver 470 or newer");
 		return -ENODEV;
 	}
-	missing = look_up(library, names, (void **)d, sizeof(names) / sizeof(names[0]));
+	missing = look_up(library, driver_names, (void **)d, N_DRIVER);
 	if (missing) {
 		kv_seen(p, KV_FAIL, "libcuda.so.1 has no %s", missing);
 		kv_change(p, "driver 470 (CUDA 11.4) or newer");
@@ -180,7 +184,6 @@ void kv_probe_driver(struct kv_probing *p)
 	char module[32];
 	int version = 0, n = 0, error;
 
-	_Static_assert(sizeof(d) == 9 * sizeof(void *), "one address for each name of load()");
 	if (load(p, &d) < 0)
 		return;
 	error = d.cuInit(0);
@@ -197,6 +200,24 @@ void kv_probe_driver(struct kv_probing *p)
 		return;
 	for (int i = 0; i < n; i++)
 		seen_gpu(p, &d, i);
+}
+
+int kv_driver_uuids(char (*uuids)[KV_UUID_TEXT_BYTES], int max)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+	uint8_t bytes[KV_UUID_BYTES] = {0};
+	struct driver d;
+	int n = 0, device;
+
+	if (!library || look_up(library, driver_names, (void **)&d, N_DRIVER) || d.cuInit(0) ||
+	    d.cuDeviceGetCount(&n))
+		return -ENODEV;
+	for (int i = 0; i < n && i < max; i++) {
+		uuids[i][0] = 0;
+		if (!d.cuDeviceGet(&device, i) && !d.cuDeviceGetUuid_v2(bytes, device))
+			kv_uuid_format(bytes, uuids[i]);
+	}
+	return n;
 }
 
 /*

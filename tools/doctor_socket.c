@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,8 @@
 #include "include/internal/wire.h"
 #include "tools/doctor.h"
 
-#define LIBRARY "libkvclient.so.0"
+#define LIBRARY	 "libkvclient.so.0"
+#define OURS_MAX 64
 
 /* Who can exchange what is in @folder, and can we look into it? False: no use in going on. */
 static bool seen_folder(struct kv_probing *p, const char *folder)
@@ -240,6 +242,57 @@ void kv_probe_daemon(struct kv_probing *p)
 	}
 	seen_stats(p, client);
 	kv_disconnect(client);
+}
+
+/* One GPU of the daemon against the @n that this process sees. */
+static void seen_device(struct kv_probing *p, const struct kv_gpu *gpu, char (*ours)[KV_UUID_TEXT_BYTES], int n)
+{
+	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+
+	for (int i = 0; i < n; i++) {
+		if (strcmp(ours[i], gpu->uuid))
+			continue;
+		kv_seen(p, KV_FINE, "GPU %d of the daemon, %s, is CUDA device %d here", gpu->index, gpu->uuid, i);
+		return;
+	}
+	if (n < 0) {
+		kv_seen(p, KV_WARN, "GPU %d of the daemon, %s: CUDA does not start here, its pools can't be mapped",
+			gpu->index, gpu->uuid);
+		kv_change(p, "docker run --gpus '\"device=%s\"', and see what driver says", gpu->uuid);
+		return;
+	}
+	kv_seen(p, KV_WARN, "GPU %d of the daemon, %s, is none of the %d that CUDA shows here%s%s: its pools can't be "
+		"mapped", gpu->index, gpu->uuid, n, visible ? ", CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "");
+	if (visible)
+		kv_change(p, "export CUDA_VISIBLE_DEVICES=%s, or unset it", gpu->uuid);
+	else
+		kv_change(p, "docker run --gpus '\"device=%s\"', or DeviceAllow= of its node in the unit",
+			  gpu->uuid);
+}
+
+/* Ordinals differ from process to process, UUIDs don't: a client finds the daemon's GPUs by these. */
+void kv_probe_devices(struct kv_probing *p)
+{
+	char ours[OURS_MAX][KV_UUID_TEXT_BYTES];
+	struct kv_msg_welcome welcome;
+	int n = INT_MIN;
+
+	if (greet(p, &welcome) < 0) {
+		kv_seen(p, KV_FINE, "no daemon whose GPUs could be compared");
+		return;
+	}
+	for (uint32_t i = 0; i < welcome.n_gpus && i < sizeof(welcome.gpus) / sizeof(welcome.gpus[0]); i++) {
+		struct kv_gpu *gpu = &welcome.gpus[i];
+
+		gpu->uuid[sizeof(gpu->uuid) - 1] = 0;
+		if (!gpu->uuid[0]) /* host memory */
+			continue;
+		if (n == INT_MIN)
+			n = kv_driver_uuids(ours, OURS_MAX);
+		seen_device(p, gpu, ours, n < OURS_MAX ? n : OURS_MAX);
+	}
+	if (n == INT_MIN)
+		kv_seen(p, KV_FINE, "the daemon's memory is the host's: no GPU to compare");
 }
 
 static void seen_library(struct kv_probing *p)

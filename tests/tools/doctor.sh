@@ -184,4 +184,51 @@ kill -KILL "$(worker_pid)"
 expect_soon 20 "$kvctl" ping
 doctor 4 daemon
 found daemon warn '1 workers before this one have ended' 'was ended by'
+
+say "its GPUs, and those that this process sees"
+doctor 0 devices
+found devices ok "memory is the host's"
+# A daemon that welcomes as this one does, and has the GPU with the UUID $2.
+cat > "$dir/other_gpu.py" <<- 'END'
+	import socket, sys
+	path, real, uuid = sys.argv[1:4]
+	listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+	listener.bind(path); listener.listen()
+	print("ready", flush=True)
+	listener.settimeout(60)
+	peer = listener.accept()[0]
+	peer.settimeout(60)
+	daemon = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+	daemon.settimeout(60)
+	daemon.connect(real)
+	daemon.send(peer.recv(1 << 16))
+	welcome = bytearray(daemon.recv(1 << 16))
+	at = 56 + 72 # of gpus[0].uuid in struct kv_msg_welcome
+	assert welcome[56 + 8:].startswith(b"host memory"), welcome[56:128]
+	welcome[at:at + len(uuid)] = uuid.encode()
+	peer.send(welcome)
+END
+# UUID STATUS [COMMAND...]
+devices()
+{
+	local uuid=$1 status=$2 relay
+
+	shift 2
+	rm -f "$dir/gpu.sock" "$dir/relay"
+	python3 -IS "$dir/other_gpu.py" "$dir/gpu.sock" "$socket" "$uuid" > "$dir/relay" 2> "$dir/relay.err" &
+	relay=$!
+	expect_soon 20 grep -q ready "$dir/relay"
+	expect "$status" "$@" "$kvctl" -s "$dir/gpu.sock" --json doctor devices
+	wait $relay || fail "the relay: $(cat "$dir/relay.err")"
+}
+two=GPU-22222222-2222-2222-2222-222222222222
+other=GPU-33333333-3333-3333-3333-333333333333
+devices $two 0 env LD_LIBRARY_PATH="$dir/lib" FALSE_CUDA=well
+found devices ok "GPU 0 of the daemon, $two, is CUDA device 1 here"
+devices $other 4 env -u CUDA_VISIBLE_DEVICES LD_LIBRARY_PATH="$dir/lib" FALSE_CUDA=well
+found devices warn "$other, is none of the 2 that CUDA shows here: its pools" "docker run --gpus .*device=$other"
+devices $other 4 env CUDA_VISIBLE_DEVICES=0,1 LD_LIBRARY_PATH="$dir/lib" FALSE_CUDA=well
+found devices warn 'none of the 2 .*CUDA_VISIBLE_DEVICES=0,1' "export CUDA_VISIBLE_DEVICES=$other"
+devices $two 4 env LD_LIBRARY_PATH="$dir/lib" FALSE_CUDA=100
+found devices warn "$two: CUDA does not start here" 'see what driver says'
 daemon_stop
