@@ -2,7 +2,8 @@
 /*
  * Who gets memory. A pool that needs n free blocks gets them, in this order, from
  *   1. extents that nobody owns, up to its maximum; others' minimums, what the queue waits for, and,
- *      for a pool above its share, the clean reserve are left alone;
+ *      for a pool above its share, the clean reserve are left alone; then extents that other pools own
+ *      above their minimum and use no block of;
  *   2. cached blocks that nobody holds: its own, or extents of other pools above their minimum that run
  *      empty by eviction, whoever is to give first (share.c);
  *   3. idle leases of sessions (recall.c);
@@ -267,12 +268,38 @@ static bool may_compact(const struct kv_pool *pool)
 	return pool->layout.kind == KV_LAYOUT_FLAT && spare_extents(pool);
 }
 
+/* Up to @n extents that others own and have nothing in, from whoever has most of them. Return: how many. */
+static uint32_t take_empty(struct kv_pool *pool, uint32_t n)
+{
+	struct kv_daemon *d = pool->daemon;
+	uint32_t done = 0, got;
+
+	do {
+		struct kv_pool *most = NULL;
+
+		for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+			struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
+
+			/* Who waits would take them back. */
+			if (other == pool || !(other->gpu_mask & pool->gpu_mask) || other->n_waiting ||
+			    !may_compact(other))
+				continue;
+			if (kv_space_n_spare(&other->books.space) >
+			    (most ? kv_space_n_spare(&most->books.space) : 0))
+				most = other;
+		}
+		got = most && done < n ? shed(most, (n - done + 1) / 2) : 0;
+		done += got;
+	} while (got);
+	return done;
+}
+
 /* Others' extents until @n are on their way to becoming clean, or @pool itself should give first. */
 static uint32_t take_from_others(struct kv_pool *pool, uint32_t n, bool own_too)
 {
 	struct kv_daemon *d = pool->daemon;
 	struct kv_pool *other;
-	uint32_t done = 0, coming = 0;
+	uint32_t done = take_empty(pool, n), coming = 0;
 	uint64_t round = ++d->giving_round;
 
 	kv_shares_update(d, pool->gpu_mask);
@@ -516,11 +543,12 @@ static int find_room(struct kv_pool *pool, uint32_t n)
 		/* What others gave is not enough, and neither is what it has: both together? */
 		if (!may_get(pool, n_extents))
 			take_from_others(pool, to_be_given(pool, n_extents), false);
-	} else if (evict_own(pool, n)) {
-		return 0;
 	}
 	if (grow(pool, m, not_for(pool, false)) < 0)
 		return KV_NO_ROOM;
+	/* What the mover is cleaning for it costs nobody's cache. */
+	if (lacking(pool, m) && may_get(pool, kv_capacity_lacking(pool, m)))
+		return -EAGAIN;
 	if (evict_own(pool, n))
 		return 0;
 	return may_get(pool, kv_capacity_lacking(pool, m)) || kv_compact_runs(pool->daemon) ?
@@ -581,6 +609,27 @@ bool kv_capacity_is_coming(const struct kv_session *session)
 	       clean < kv_capacity_lacking(pool, session->want_n) + not_for(pool, false);
 }
 
+/* Of the @n extents that it lacks: are any being cleaned for it, or did others have empty ones? */
+static bool extents_coming(struct kv_pool *pool, uint32_t n)
+{
+	uint32_t got;
+
+	if (pool->books.n_total >= pool->max_blocks)
+		return false;
+	if (may_get(pool, n))
+		return true;
+	got = take_empty(pool, to_be_given(pool, n));
+	pool->daemon->moved_extents += got;
+	if (got)
+		kv_mover_scrub(pool->daemon);
+	return got;
+}
+
+bool kv_capacity_own(struct kv_pool *pool, uint32_t n)
+{
+	return evict_own(pool, n);
+}
+
 uint32_t kv_capacity_at_hand(struct kv_pool *pool, uint32_t n)
 {
 	uint64_t used = pool->books.n_total - pool->books.n_free, need;
@@ -590,6 +639,9 @@ uint32_t kv_capacity_at_hand(struct kv_pool *pool, uint32_t n)
 	if (lacking(pool, n) && pool->layout.kind == KV_LAYOUT_FLAT)
 		grow(pool, n, not_for(pool, true));
 	need = lacking(pool, n);
+	/* What lies idle in a magazine costs no cache while there are extents that nobody uses: those next time. */
+	if (need && pool->layout.kind == KV_LAYOUT_FLAT && extents_coming(pool, kv_capacity_lacking(pool, n)))
+		return pool->books.n_free;
 	if (need)
 		kv_books_evict(&pool->books, (uint32_t)need, false);
 	return n < pool->books.n_free ? n : pool->books.n_free;

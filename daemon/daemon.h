@@ -358,8 +358,10 @@ bool kv_pressure_refuses(struct kv_session *session); /* it let the deadline pas
 /* capacity.c */
 /* kv_capacity_room() - make @n blocks free. 0; KV_NO_ROOM; KV_TOO_LARGE; -EAGAIN: when scrubbed */
 int kv_capacity_room(struct kv_pool *pool, struct kv_session *asking, uint32_t n);
-/* kv_capacity_at_hand() - up to @n free blocks, at no other pool's cost. Return: how many. */
+/* kv_capacity_at_hand() - up to @n free blocks, at no other pool's cache's cost. Return: how many. */
 uint32_t kv_capacity_at_hand(struct kv_pool *pool, uint32_t n);
+/* kv_capacity_own() - make @n blocks free by its own unheld cache alone. Return: whether that is enough. */
+bool kv_capacity_own(struct kv_pool *pool, uint32_t n);
 void kv_capacity_trim(struct kv_pool *pool); /* down to its maximum, as far as nobody holds it */
 uint64_t kv_thread_ns(void); /* CPU time of this thread */
 /* kv_capacity_is_coming() - not all that is being zeroed for a request has come: no use in looking */

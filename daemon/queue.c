@@ -166,6 +166,10 @@ static bool serve(struct kv_session *session, bool is_blocked)
 		return false;
 	if (!is_blocked)
 		r = kv_capacity_room(session->pool, session, session->want_n);
+	/* The mover has had its time: rather a part of its cache than nothing. */
+	if (r == -EAGAIN && now >= session->want_scrub_deadline &&
+	    kv_capacity_own(session->pool, session->want_n))
+		r = 0;
 	session->is_coming = r == -EAGAIN;
 	if (r == -EAGAIN && now < session->want_scrub_deadline)
 		return false;

@@ -30,14 +30,17 @@ static void teardown(void)
 	daemon_stop();
 }
 
-/* Layouts of 2 KiB, of 12 KiB (an extent doesn't hold a whole number of them), of 4 KiB. */
+/*
+ * Layouts of 2 KiB, of 12 KiB (an extent doesn't hold a whole number of them), of 4 KiB, of 96 KiB (a new
+ * pool has 41 of them).
+ */
 static const struct kv_layout *layout_of(int i)
 {
-	static struct kv_component components[3][4];
-	static struct kv_layout layouts[3];
+	static struct kv_component components[4][8];
+	static struct kv_layout layouts[4];
 	static const struct {
 		uint32_t tokens, layers, heads, dim;
-	} shapes[] = {{16, 1, 1, 16}, {32, 2, 3, 8}, {8, 1, 4, 16}};
+	} shapes[] = {{16, 1, 1, 16}, {32, 2, 3, 8}, {8, 1, 4, 16}, {32, 4, 6, 16}};
 
 	layouts[i] = (struct kv_layout){.kind = KV_LAYOUT_FLAT,
 					.block_tokens = shapes[i].tokens,
@@ -238,6 +241,31 @@ START_TEST(a_busy_pool_gets_what_another_only_caches)
 }
 END_TEST
 
+/* A pool evicted nearly all that it had cached, for its magazine, beside extents that were owned and empty. */
+START_TEST(a_pool_keeps_its_cache_while_the_extents_of_others_are_empty)
+{
+	enum { PROMPTS = 24, BLOCKS = 4 }; /* 9 MiB */
+	struct kv_pool *c = open_pool("c", 3, 0, 0), *a = open_pool("a", 0, 0, 0), *b = open_pool("b", 2, 0, 0);
+	struct kv_pool_stats stats;
+
+	ck_assert_uint_eq(bytes_of(c), 96 << 10);
+	/* Each grows by half of the arena, or what is left of it. */
+	must(kv_blocks_take(a, 1100, ids, TIMEOUT));
+	must(kv_blocks_take(b, 600, more, TIMEOUT));
+	ck_assert_uint_gt(pool_stats(client, "a").spare_bytes, 20 * MIB);
+	ck_assert_uint_gt(pool_stats(client, "b").spare_bytes, 10 * MIB);
+	for (int32_t i = 0; i < PROMPTS; i++)
+		kv_seq_free(seq_published(client, c, i, BLOCKS * 32), NULL);
+	stats = pool_stats(client, "c");
+	ck_assert_uint_eq(stats.evictions_total, 0);
+	for (int32_t i = 0; i < PROMPTS; i++)
+		ck_assert_uint_eq(hit_of(c, i, BLOCKS * 32 + 1), BLOCKS * 32);
+	kv_pool_close(a);
+	kv_pool_close(b);
+	kv_pool_close(c);
+}
+END_TEST
+
 START_TEST(blocks_in_use_never_move)
 {
 	struct kv_pool *one = open_pool("one", 0, 0, 0), *two = open_pool("two", 1, 0, 0);
@@ -434,6 +462,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, two_mappings_of_two_pools_show_the_same_bytes_at_the_right_places);
 	tcase_add_test(tcase, memory_that_comes_from_another_pool_is_zero);
 	tcase_add_test(tcase, a_busy_pool_gets_what_another_only_caches);
+	tcase_add_test(tcase, a_pool_keeps_its_cache_while_the_extents_of_others_are_empty);
 	tcase_add_test(tcase, blocks_in_use_never_move);
 	tcase_add_test(tcase, a_new_pool_finds_room_where_another_has_cached_everything);
 	tcase_add_test(tcase, a_guaranteed_minimum_is_there_when_it_is_claimed);
