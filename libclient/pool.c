@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Opening a pool: its pages, its memory; what it is; closing it. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <linux/membarrier.h>
@@ -21,15 +22,25 @@ int kv_read_only_error(void)
 			"held or written");
 }
 
-/* Maps what the daemon sent, after a look at its size: a short file would end in a SIGBUS later. */
-static int map_pages(int fd, uint64_t bytes, int protection, const char *what, void **ret)
+/*
+ * Maps what the daemon sent, after a look at its size and its seals: where a file is short, or becomes so
+ * later, reading the mapping ends in a SIGBUS.
+ */
+static int map_pages(int fd, uint64_t bytes, uint64_t least, int protection, const char *what, void **ret)
 {
+	const int needed = F_SEAL_SHRINK | F_SEAL_GROW;
 	struct stat st;
+	int seals;
 	void *p;
 
-	if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != bytes || !bytes)
-		return kv_error(-EPROTO, "daemon: the %s pages have %lld bytes, %llu were announced",
-				what, (long long)st.st_size, (unsigned long long)bytes);
+	if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != bytes || bytes < least)
+		return kv_error(-EPROTO,
+				"daemon: the %s pages have %lld bytes, %llu were announced, at least %llu are needed",
+				what, (long long)st.st_size, (unsigned long long)bytes, (unsigned long long)least);
+	seals = fcntl(fd, F_GET_SEALS);
+	if (seals < 0 || (seals & needed) != needed)
+		return kv_error(-EPROTO, "daemon: the %s pages are not sealed against truncation (seals 0x%x)", what,
+				seals < 0 ? 0 : seals);
 	p = mmap(NULL, bytes, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
 	if (p == MAP_FAILED)
 		return kv_error(-errno, "mapping the %s pages (%llu bytes): %s", what,
@@ -40,21 +51,58 @@ static int map_pages(int fd, uint64_t bytes, int protection, const char *what, v
 	return 0;
 }
 
+struct part {
+	const char *what;
+	uint64_t offset, n, each; /* @n of @each bytes from @offset on */
+	uint64_t bytes;		  /* of the pages that they are in */
+};
+
+/* All that is read or written by offsets that the pages tell lies inside them. */
+static int check_parts(const struct kv_pool *pool)
+{
+	const struct kv_shm_pool *head = &pool->head;
+	const struct kv_shm_session *s = pool->session;
+	const uint64_t n = head->id_limit, index = pool->index_bytes, blocks = pool->blocks_bytes,
+		       session = pool->session_bytes;
+	const struct part parts[] = {
+		{"buckets", head->buckets_offset, head->n_buckets, KV_BUCKET_WORDS * sizeof(uint64_t), index},
+		{"granules", head->granules_offset, head->n_granules, sizeof(uint64_t), index},
+		{"descriptors", head->descriptors_offset, n, sizeof(struct kv_shm_block), blocks},
+		{"tokens", head->tokens_offset, n * head->block_tokens, sizeof(int32_t), blocks},
+		{"rows", head->rows_offset, n, sizeof(struct kv_shm_row), blocks},
+		{"promises", head->promises_offset, KV_PROMISES, sizeof(uint64_t), blocks},
+		{"grants", s->grants_offset, s->grant_capacity, sizeof(int32_t), session},
+		{"ops", s->ops_offset, s->op_capacity, sizeof(struct kv_op), session},
+		{"stack", s->stack_offset, s->grant_capacity, sizeof(int32_t), session},
+	};
+
+	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+		const struct part *p = &parts[i];
+
+		if (p->offset > p->bytes || p->n > (p->bytes - p->offset) / p->each)
+			return kv_error(-EPROTO, "daemon: %llu %s from byte %llu on are not within %llu bytes",
+					(unsigned long long)p->n, p->what, (unsigned long long)p->offset,
+					(unsigned long long)p->bytes);
+	}
+	return 0;
+}
+
 static int map_shared(struct kv_pool *pool, const struct kv_msg_pool_opened *opened, const int *fds)
 {
 	void *index, *session;
-	int r = map_pages(fds[0], opened->index_bytes, PROT_READ, "index", &index);
+	int r = map_pages(fds[0], opened->index_bytes, sizeof(pool->head), PROT_READ, "index", &index);
 
 	if (r < 0)
 		return r;
 	pool->index = index;
 	pool->index_bytes = opened->index_bytes;
-	r = map_pages(fds[1], opened->blocks_bytes, PROT_READ | (pool->read_only ? 0 : PROT_WRITE), "block",
-		      &pool->blocks);
+	r = map_pages(fds[1], opened->blocks_bytes, sizeof(struct kv_shm_blocks),
+		      PROT_READ | (pool->read_only ? 0 : PROT_WRITE), "block", &pool->blocks);
 	if (r < 0)
 		return r;
 	pool->blocks_bytes = opened->blocks_bytes;
-	r = map_pages(fds[2], opened->session_bytes, PROT_READ | PROT_WRITE, "session", &session);
+	r = map_pages(fds[2], opened->session_bytes, sizeof(*pool->session), PROT_READ | PROT_WRITE, "session",
+		      &session);
 	if (r < 0)
 		return r;
 	pool->session = session;
@@ -64,6 +112,9 @@ static int map_shared(struct kv_pool *pool, const struct kv_msg_pool_opened *ope
 	    pool->session->magic != KV_SHM_MAGIC || pool->session->abi != KV_SHM_ABI)
 		return kv_error(-EPROTO, "daemon: shared pages of version %llu, %d is known here",
 				(unsigned long long)pool->head.abi, KV_SHM_ABI);
+	r = check_parts(pool);
+	if (r < 0)
+		return r;
 
 	pool->descriptors = kv_shm_descriptors(pool->blocks, &pool->head);
 	pool->prefix = (struct kv_prefix){
