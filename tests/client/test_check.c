@@ -9,6 +9,7 @@
 #include "include/internal/atomic.h"
 #include "include/internal/shm.h"
 #include "tests/support/client.h"
+#include "tests/support/process.h"
 
 static struct kv_client *client;
 static struct kv_pool *pool;
@@ -52,15 +53,15 @@ static struct kv_shm_block *descriptors(void)
 				  mapping_of("memfd:kvcached-index", "r"));
 }
 
-/* What kvctl check prints. Return: its exit status. */
-static int run_kvctl(char *text, size_t size)
+/* What a command of kvctl prints. Return: its exit status. */
+static int run_kvctl(const char *what, char *text, size_t size)
 {
 	char command[512];
 	size_t n;
 	FILE *f;
 	int status;
 
-	snprintf(command, sizeof(command), "%s -s %s -t 20 check", getenv("KVCTL_BIN"), daemon_socket());
+	snprintf(command, sizeof(command), "%s -s %s -t 20 %s", getenv("KVCTL_BIN"), daemon_socket(), what);
 	f = popen(command, "re");
 	ck_assert_ptr_nonnull(f);
 	n = fread(text, 1, size - 1, f);
@@ -94,7 +95,7 @@ START_TEST(books_of_a_pool_in_use_add_up_in_pages_and_books_alike)
 	must(kv_stats(client, KV_STAT_ERROR, (void **)&errors, &n, TIMEOUT));
 	ck_assert_uint_eq(n, 0);
 	free(errors);
-	ck_assert_int_eq(run_kvctl(text, sizeof(text)), 0);
+	ck_assert_int_eq(run_kvctl("check", text, sizeof(text)), 0);
 	expect(strstr(text, "books balance"), "%s", text);
 	kv_seq_free(seq, NULL);
 }
@@ -131,7 +132,7 @@ START_TEST(a_block_whose_words_were_scribbled_is_named_with_both_opinions)
 	ck_assert_uint_eq(errors->books_generation, kv_block_generation(word));
 	free(errors);
 
-	ck_assert_int_eq(run_kvctl(text, sizeof(text)), 1);
+	ck_assert_int_eq(run_kvctl("check", text, sizeof(text)), 1);
 	snprintf(wanted, sizeof(wanted), "block %d: pages say leased, slot 9, generation 4711; books say cached,", id);
 	expect(strstr(text, wanted), "'%s' is not in: %s", wanted, text);
 	expect(strstr(text, "1 error, the first: pool 'scribbled'"), "%s", text);
@@ -201,6 +202,36 @@ START_TEST(more_errors_than_fit_one_answer_are_all_listed_up_to_a_thousand)
 }
 END_TEST
 
+static void loses_its_connection(struct process *self, void *arg)
+{
+	struct kv_client *own = client_new();
+	struct kv_pool *mine = pool_new(own, "scribbled", 0);
+	kv_block_id ids[8];
+
+	(void)arg;
+	must(kv_blocks_take(mine, 8, ids, TIMEOUT));
+	cut_connections();
+	process_say(self, 0);
+	process_wait(self);
+}
+
+START_TEST(who_keeps_blocks_in_quarantine_is_said_and_its_end_releases_them)
+{
+	struct process *other = process_start(loses_its_connection, NULL);
+	char text[4096], line[80];
+
+	process_hear(other);
+	wait_until(pool_stats(client, "scribbled").blocks_quarantined >= 8);
+	ck_assert_int_eq(run_kvctl("stats", text, sizeof(text)), 0);
+	snprintf(line, sizeof(line), "free when the processes end: %d\n", other->pid);
+	expect(strstr(text, line) && strstr(text, "in quarantine"), "kvctl stats says '%s'", text);
+	process_kill(other);
+	wait_until(!pool_stats(client, "scribbled").blocks_quarantined);
+	ck_assert_int_eq(run_kvctl("stats", text, sizeof(text)), 0);
+	expect(!strstr(text, "quarantine"), "kvctl stats says '%s'", text);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("client/check");
@@ -211,6 +242,7 @@ int main(void)
 	tcase_add_test(check, books_of_a_pool_in_use_add_up_in_pages_and_books_alike);
 	tcase_add_test(check, a_block_whose_words_were_scribbled_is_named_with_both_opinions);
 	tcase_add_test(check, a_holder_that_is_no_session_is_named);
+	tcase_add_test(check, who_keeps_blocks_in_quarantine_is_said_and_its_end_releases_them);
 	tcase_add_test(check, more_errors_than_fit_one_answer_are_all_listed_up_to_a_thousand);
 	suite_add_tcase(suite, check);
 	return daemon_run_tests(suite);

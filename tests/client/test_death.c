@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -345,19 +343,6 @@ START_TEST(a_stopped_process_is_not_a_dead_one)
 	must(kv_blocks_give(pool, 100, ids));
 }
 END_TEST
-
-/* Shuts every connection of this process to the daemon, behind the library's back. */
-static void cut_connections(void)
-{
-	for (int fd = 3; fd < 200; fd++) {
-		struct sockaddr_un address = {0};
-		socklen_t size = sizeof(address);
-
-		if (!getpeername(fd, (struct sockaddr *)&address, &size) &&
-		    !strcmp(address.sun_path, daemon_socket()))
-			shutdown(fd, SHUT_RDWR);
-	}
-}
 
 static void loses_its_connection(struct process *self, void *arg)
 {

@@ -31,6 +31,8 @@ START_TEST(the_devices_of_the_daemon_are_known_after_connecting)
 	ck_assert_int_eq(gpus[0].device, KV_DEVICE_HOST);
 	ck_assert_str_eq(gpus[0].export_kind, "host");
 	ck_assert_str_eq(gpus[0].uuid, "");
+	ck_assert_str_eq(gpus[0].limits, ""); /* all promises hold */
+	ck_assert_str_eq(gpu_stats(client).export_limits, "");
 	ck_assert_uint_eq(gpus[0].arena_bytes, 64 << 20);
 }
 END_TEST

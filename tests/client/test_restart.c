@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "include/internal/shm.h"
 #include "tests/support/client.h"
 #include "tests/support/process.h"
 #include "tests/support/raw.h"
@@ -457,6 +458,30 @@ START_TEST(a_program_that_cannot_take_over_is_refused_with_the_reason)
 }
 END_TEST
 
+START_TEST(an_older_binary_is_refused_with_both_versions_and_nothing_changes)
+{
+	uint64_t worker = daemon_stats(client).worker_pid;
+	char command[600], text[2000] = "";
+	FILE *out;
+
+	kv_seq_free(seq_published(client, pool, 1, 20 * BLOCK_TOKENS), NULL);
+	refused(kv_worker_restart(client, KV_OLDER_WORKER, TIMEOUT), -EPROTO,
+		"it answers 'shm-1' to --shm-version, the memory in use is of version '" KV_SHM_VERSION "'");
+	snprintf(command, sizeof(command), "'%s' -t 20 -s '%s' restart-worker --binary '%s' 2>&1", KVCTL, daemon_socket(),
+		 KV_OLDER_WORKER);
+	out = popen(command, "r");
+	ck_assert_ptr_nonnull(out);
+	text[fread(text, 1, sizeof(text) - 1, out)] = 0;
+	ck_assert_int_ne(pclose(out), 0);
+	expect(strstr(text, "'shm-1'") && strstr(text, KV_SHM_VERSION) && strstr(text, "start the new one"),
+	       "kvctl says '%s'", text);
+	ck_assert_uint_eq(daemon_stats(client).worker_pid, worker);
+	ck_assert_uint_eq(daemon_stats(client).programs_given_up, 0);
+	ck_assert_uint_eq(hit_of(pool, 1, 20 * BLOCK_TOKENS + 1), 20 * BLOCK_TOKENS);
+	books_balance(client);
+}
+END_TEST
+
 START_TEST(a_program_that_does_not_serve_gives_way_to_the_one_before)
 {
 	uint64_t worker = daemon_stats(client).worker_pid;
@@ -530,6 +555,7 @@ int main(void)
 	tcase_add_test(tcase, who_was_hung_up_on_stays_so);
 	tcase_add_test(tcase, a_worker_is_replaced_on_request_and_nothing_is_lost);
 	tcase_add_test(tcase, a_program_that_cannot_take_over_is_refused_with_the_reason);
+	tcase_add_test(tcase, an_older_binary_is_refused_with_both_versions_and_nothing_changes);
 	tcase_add_test(tcase, a_program_that_does_not_serve_gives_way_to_the_one_before);
 	tcase_add_test(tcase, a_keeper_that_is_killed_takes_all_along_and_clients_are_told);
 	suite_add_tcase(s, tcase);

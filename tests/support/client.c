@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include "tests/support/client.h"
 
@@ -218,4 +220,16 @@ void books_balance(struct kv_client *client)
 	expect(!result.n_errors, "%llu errors in the books, the first: %s",
 	       (unsigned long long)result.n_errors, result.first_error);
 	numbers_add_up(client);
+}
+
+void cut_connections(void)
+{
+	for (int fd = 3; fd < 200; fd++) {
+		struct sockaddr_un address = {0};
+		socklen_t size = sizeof(address);
+
+		if (!getpeername(fd, (struct sockaddr *)&address, &size) &&
+		    !strcmp(address.sun_path, daemon_socket()))
+			shutdown(fd, SHUT_RDWR);
+	}
 }

@@ -77,6 +77,9 @@ bool session_stats(struct kv_client *client, pid_t pid, struct kv_session_stats 
 /* numbers_add_up() - the counts of all pools and devices */
 void numbers_add_up(struct kv_client *client);
 
+/* cut_connections() - shuts every connection of this process to the daemon, behind the library's back */
+void cut_connections(void);
+
 /* books_balance() - and kv_check() finds nothing */
 void books_balance(struct kv_client *client);
 
