@@ -102,7 +102,7 @@ static const struct kv_stat_field pool_fields[] = {
 	P(blocks_leased, "blocks", "leased to sessions, magazines included"),
 	P(blocks_cached, "blocks", "in the prefix index, held or not"),
 	P(blocks_cached_held, "blocks", "of these, held by a session"),
-	P(blocks_quarantined, "blocks", "a lost client may write them; free when it ends"),
+	P(blocks_quarantined, "blocks", "of a lost client that lives; free when it ends"),
 	P(lookup_tokens_total, "tokens", "asked for in prefix lookups"),
 	P(hit_tokens_total, "tokens", "of these, found"),
 	P(published_total, "blocks", "made visible to all sessions"),
