@@ -333,13 +333,21 @@ int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 	struct kv_book *book;
 	uint64_t parent_serial;
 	int32_t parent, twin;
+	bool again;
 
 	if (op->id < 0 || (uint32_t)op->id >= b->head->id_limit)
 		return -EINVAL;
 	book = &b->books[op->id];
 	d = &b->descriptors[op->id];
-	if (book->state != KV_BLOCK_LEASED || book->owner != slot || op->parent == op->id)
+	/* Two sequences that share it may both have asked; what came of the first they see. */
+	if (op->flags & KV_OP_AGAIN && book->state == KV_BLOCK_CACHED &&
+	    kv_load_relaxed(holder_word(b, op->id, slot)) >> slot % 64 & 1)
+		return KV_PUBLISH_TWIN;
+	again = op->flags & KV_OP_AGAIN && book->state == KV_BLOCK_TWIN;
+	if ((book->state != KV_BLOCK_LEASED && !again) || book->owner != slot || op->parent == op->id)
 		return -EINVAL;
+	if (again)
+		kv_books_set_state(b, op->id, KV_BLOCK_LEASED, (uint16_t)slot);
 	if (!resolve_parent(b, slot, op, &parent, &parent_serial))
 		return KV_PUBLISH_REFUSED;
 
@@ -352,7 +360,7 @@ int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 		kv_store_relaxed(&d->key_lo, (uint64_t)twin);
 		kv_store_relaxed(&d->serial, book->serial);
 		kv_books_set_state(b, op->id, KV_BLOCK_TWIN, (uint16_t)slot);
-		b->n_duplicates++;
+		b->n_duplicates += !again;
 		return KV_PUBLISH_TWIN;
 	}
 	/* Room for every cached block: from here on a push can't fail. */

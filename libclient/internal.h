@@ -109,6 +109,7 @@ int kv_options_copy(void *to, size_t size, const void *options);
 #define KV_REF_CACHED 0x01000000u    /* in the index, our holder bit is set */
 #define KV_REF_SUBMITTED 0x02000000u /* publishing was asked for; the answer isn't known yet */
 #define KV_REF_GIVEN 0x04000000u     /* a give of a submitted block is in the ring (count 0) */
+#define KV_REF_AGAIN 0x08000000u     /* published once more: what is said of it goes through the ring, behind that */
 
 struct kv_pool {
 	struct kv_client *client;

@@ -481,8 +481,9 @@ void kv_block_release(struct kv_pool *pool, kv_block_id id)
 		if (entered)
 			flush_if_full(pool);
 		leave(pool);
-	} else if (r & KV_REF_CACHED ||
-		   kv_block_state(kv_load_acquire(&pool->descriptors[id].word)) == KV_BLOCK_CACHED) {
+	} else if (!(r & KV_REF_AGAIN) &&
+		   (r & KV_REF_CACHED ||
+		    kv_block_state(kv_load_acquire(&pool->descriptors[id].word)) == KV_BLOCK_CACHED)) {
 		kv_unpin(pool, id);
 		/* Who waits may want it. Pairs with a daemon that sets `waiting`, then looks at holders. */
 		if (__builtin_expect(kv_load_seq(&pool->session->waiting), 0)) {

@@ -7,7 +7,11 @@
 #include "include/internal/killpoint.h"
 #include "libclient/internal.h"
 
-/* The daemon's answers to what was published: cached, or there is a twin to change over to. */
+/*
+ * The daemon's answers to what was published: cached, or there is a twin to change over to. Where that was
+ * evicted meanwhile the own block takes its place: it, and what was refused for want of it, is
+ * published once more, and only once.
+ */
 static int settle(struct kv_seq *seq, void *stream)
 {
 	struct kv_pool *pool = seq->pool;
@@ -28,8 +32,8 @@ static int settle(struct kv_seq *seq, void *stream)
 		if (kv_block_state(kv_load_acquire(&d->word)) != KV_BLOCK_TWIN)
 			return 0;
 		twin = (kv_block_id)kv_load_relaxed(&d->key_lo);
-		if (!kv_block_pin_twin(pool, twin, kv_load_relaxed(&d->serial)))
-			continue;
+		if (twin == id || !kv_block_pin_twin(pool, twin, kv_load_relaxed(&d->serial)))
+			break;
 		KV_KILLPOINT(client_twin_pinned);
 		/* Launches that are queued may still read the old one: it goes after them. */
 		r = kv_later_release(pool, stream, &id, 1);
@@ -40,6 +44,7 @@ static int settle(struct kv_seq *seq, void *stream)
 		seq->table[seq->n_settled] = twin;
 		KV_KILLPOINT(client_twin_exchanged);
 	}
+	seq->n_submitted = seq->n_settled;
 	return 0;
 }
 
@@ -72,7 +77,7 @@ static void prepare(struct kv_seq *seq, size_t i, struct kv_op *op)
 KV_PUBLIC int kv_seq_publish(struct kv_seq *seq, void *stream)
 {
 	struct kv_pool *pool = seq->pool;
-	size_t end = seq->len / pool->head.block_tokens, n = 0;
+	size_t end = seq->len / pool->head.block_tokens, n = 0, asked = seq->n_submitted;
 	kv_cleanup(kv_freep) struct kv_op *ops = NULL;
 	struct kv_shm_blocks *shared = pool->blocks;
 	uint64_t now;
@@ -85,23 +90,25 @@ KV_PUBLIC int kv_seq_publish(struct kv_seq *seq, void *stream)
 	if (r < 0 || end <= seq->n_submitted)
 		return r;
 	ops = malloc((end - seq->n_submitted) * sizeof(*ops));
-	if (!ops)
-		return -ENOMEM;
 	r = kv_seq_grow((void **)&seq->keys, &seq->keys_room, end, sizeof(*seq->keys));
-	if (r < 0)
-		return r;
+	if (!ops || r < 0) {
+		seq->n_submitted = asked;
+		return -ENOMEM;
+	}
 	now = kv_add_relaxed(&shared->clock, end - seq->n_submitted);
 	for (size_t i = seq->n_submitted; i < end; i++) {
 		uint32_t *ref = &pool->refs[seq->table[i]];
+		bool again = i < asked;
 
-		if (seq->table[i] == pool->head.null_block)
+		if (seq->table[i] == pool->head.null_block || (again && *ref & (KV_REF_CACHED | KV_REF_AGAIN)))
 			continue;
 		prepare(seq, i, &ops[n]);
 		ops[n].stamp = now + (end - i);
 		/* A fork may have asked already: the daemon must not be asked twice. */
-		if (*ref & (KV_REF_SUBMITTED | KV_REF_CACHED))
+		if (!again && *ref & (KV_REF_SUBMITTED | KV_REF_CACHED))
 			continue;
-		*ref |= KV_REF_SUBMITTED;
+		ops[n].flags |= again ? KV_OP_AGAIN : 0;
+		*ref |= KV_REF_SUBMITTED | (again ? KV_REF_AGAIN : 0);
 		n++;
 	}
 	seq->n_submitted = end;

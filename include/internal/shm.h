@@ -205,7 +205,8 @@ enum kv_op_kind {
 	KV_OP_TOUCH = 3,   /* a lookup found a chain: id is the last of `parent` blocks; may be lost */
 };
 
-#define KV_OP_ROW 1u /* PUBLISH: the block has a row */
+#define KV_OP_ROW   1u /* PUBLISH: the block has a row */
+#define KV_OP_AGAIN 2u /* PUBLISH: it was a twin, and its original is gone; cached by now: nothing happens */
 
 struct kv_op {
 	uint32_t kind;

@@ -194,15 +194,15 @@ static void random_tokens(int32_t *tokens)
 static void walk_publish(void)
 {
 	uint32_t i_slot = pick_slot();
-	int32_t id = below(8) ? pick(KV_BLOCK_LEASED) : (int32_t)below(N_IDS);
+	int32_t id = below(8) ? pick(below(8) ? KV_BLOCK_LEASED : KV_BLOCK_TWIN) : (int32_t)below(N_IDS);
 	int32_t parent = below(3) ? pick(below(4) ? KV_BLOCK_CACHED : KV_BLOCK_TWIN)
 				  : (int32_t)below(N_IDS + 4) - 2;
 	int32_t resolved, tokens[BLOCK_TOKENS], twin;
 	struct plain *b = &plain[id];
-	struct kv_op op = {.kind = KV_OP_PUBLISH, .id = id};
+	struct kv_op op = {.kind = KV_OP_PUBLISH, .id = id, .flags = below(2) ? KV_OP_AGAIN : 0};
 	struct kv_key key;
 	uint64_t serial = 0;
-	bool leads;
+	bool leads, again;
 	int want;
 
 	if (below(4))
@@ -230,7 +230,13 @@ static void walk_publish(void)
 	op.stamp = clock_next();
 
 	twin = leads ? find(key, serial, tokens) : -1;
-	if (b->state != KV_BLOCK_LEASED || b->owner != i_slot || parent == id)
+	again = op.flags && b->state == KV_BLOCK_TWIN;
+	if (op.flags && b->state == KV_BLOCK_CACHED && b->held[i_slot]) {
+		expect(kv_books_publish(&p.books, slots[i_slot], &op) == KV_PUBLISH_TWIN,
+		       "step %d: %d is cached already", step, id);
+		return;
+	}
+	if ((b->state != KV_BLOCK_LEASED && !again) || b->owner != i_slot || parent == id)
 		want = -EINVAL;
 	else if (!leads)
 		want = KV_PUBLISH_REFUSED;
@@ -244,11 +250,13 @@ static void walk_publish(void)
 		memcpy(kv_shm_tokens(p.shared, &p.head, id), tokens, sizeof(tokens));
 	expect(kv_books_publish(&p.books, slots[i_slot], &op) == want,
 	       "step %d: publishing %d after %d, %d expected", step, id, parent, want);
+	if (again && want >= 0)
+		b->state = KV_BLOCK_LEASED;
 	if (want == KV_PUBLISH_TWIN) {
 		b->state = KV_BLOCK_TWIN;
 		b->parent = twin;
 		b->serial = plain[twin].serial;
-		n_duplicates++;
+		n_duplicates += !again;
 	} else if (want == KV_PUBLISHED) {
 		uint64_t given = p.books.descriptors[id].serial;
 

@@ -428,6 +428,46 @@ START_TEST(a_twin_of_what_is_cached_is_exchanged_for_it)
 }
 END_TEST
 
+/* Its own blocks take the place of what was evicted, also those that were refused meanwhile. */
+START_TEST(a_twin_whose_original_is_evicted_before_the_exchange_is_shown_itself)
+{
+	struct kv_seq *one = seq_published(client, pool, 1, 48), *two, *child;
+	kv_block_id ids[64];
+	uint32_t n;
+
+	must(kv_seq_new(other, &two));
+	must(kv_seq_reserve(two, 80, TIMEOUT));
+	must(kv_seq_append(two, tokens_of(1, 48), 48));
+	must(kv_seq_publish(two, NULL));
+	must(kv_ping(client, TIMEOUT));
+	must(kv_seq_fork(two, &child));
+	kv_seq_free(one, NULL);
+	must(kv_ping(client, TIMEOUT));
+	n = n_free(pool);
+	must(kv_blocks_take(pool, n, ids, TIMEOUT)); /* all that are free, and the three cached ones */
+	ck_assert_uint_eq(pool_stats(client, "pool").blocks_cached, 0);
+	must(kv_blocks_give(pool, n, ids));
+	must(kv_seq_append(two, tokens_of(1, 80) + 48, 32));
+	if (_i) { /* what lies behind is asked for, and refused, before it is known */
+		must(kv_seq_publish(child, NULL));
+		must(kv_seq_publish(two, NULL));
+	}
+	for (int i = 0; i < 3; i++) {
+		must(kv_seq_publish(two, NULL));
+		must(kv_seq_publish(child, NULL));
+		must(kv_ping(client, TIMEOUT));
+	}
+	ck_assert_uint_eq(pool_stats(client, "pool").blocks_cached, 5);
+	ck_assert_uint_eq(pool_stats(client, "pool").duplicates_total, 3);
+	kv_seq_free(two, NULL);
+	kv_seq_free(child, NULL);
+	must(kv_ping(client, TIMEOUT));
+	ck_assert_uint_eq(hit_of(pool, 1, 81), 80);
+	ck_assert_uint_eq(pool_stats(client, "pool").blocks_cached_held, 0);
+	ck_assert_uint_eq(n_free(pool), 64);
+}
+END_TEST
+
 START_TEST(a_twin_that_was_never_exchanged_goes_back_at_the_end)
 {
 	struct kv_seq *one, *two;
@@ -613,6 +653,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, lookups_and_hits_are_counted_in_tokens);
 	tcase_add_test(tcase, publishing_again_publishes_nothing_again);
 	tcase_add_loop_test(tcase, a_twin_of_what_is_cached_is_exchanged_for_it, 0, 2);
+	tcase_add_loop_test(tcase, a_twin_whose_original_is_evicted_before_the_exchange_is_shown_itself, 0, 2);
 	tcase_add_test(tcase, a_twin_that_was_never_exchanged_goes_back_at_the_end);
 	tcase_add_test(tcase, sequences_freed_right_after_publishing_stay_cached);
 	tcase_add_test(tcase, an_evicted_prefix_is_forgotten_and_its_blocks_serve_another);

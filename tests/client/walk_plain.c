@@ -353,7 +353,7 @@ static size_t shown(const struct own *own)
 
 /*
  * Publishes, and knows what has come of it. Not all need be shown: where the same was cached already, and
- * evicted before this sequence could change over to it, its own block stays private, and those behind it.
+ * evicted before this sequence could change over to it, its own blocks are shown at the next call.
  */
 static void settle(struct own *own)
 {
