@@ -4,11 +4,13 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <kvcached/identity.h>
 
 #include "include/internal/cleanup.h"
 #include "tools/kvctl.h"
+#include "tools/progress.h"
 
 struct kv_words kv_words_gpus(uint64_t gpu_mask)
 {
@@ -238,25 +240,93 @@ int kv_cmd_pool_set(struct kv_ctl *ctl, int argc, char **argv)
 	return KV_EXIT_DONE;
 }
 
+const struct option kv_compact_options[] = {
+	{"wait", no_argument, NULL, 'W'}, {"json", no_argument, NULL, 'j'}, {NULL},
+};
+
+/* Until it is over, however long; each look at it has the command's time. */
+static int wait_for_compaction(struct kv_ctl *ctl, const char *name, uint64_t *ret_bytes)
+{
+	int64_t limit = kv_ctl_left(ctl);
+	struct timespec pause = {.tv_nsec = 50000000};
+	struct kv_progress progress;
+	uint64_t first = UINT64_MAX, total = 0;
+	int status;
+
+	kv_progress_init(&progress, ctl->emit.json);
+	for (;;) {
+		kv_cleanup(kv_freep) struct kv_pool_stats *pools = NULL;
+		const struct kv_pool_stats *pool;
+		size_t n;
+
+		ctl->deadline = kv_ctl_now() + limit;
+		status = kv_ctl_ask(ctl, KV_STAT_POOL, &pools, &n);
+		pool = status ? NULL : find(pools, n, name);
+		if (!pool)
+			break;
+		if (first == UINT64_MAX) {
+			first = pool->compacted_bytes_total;
+			total = pool->fragmented_bytes;
+		}
+		*ret_bytes = pool->compacted_bytes_total - first;
+		if (!pool->compacting)
+			break;
+		/* Copied bytes beside those to be gained: where much has to be copied the bar waits at its end. */
+		kv_progress_show(&progress, *ret_bytes >> 20, total >> 20, "MiB moved together");
+		nanosleep(&pause, NULL);
+	}
+	kv_progress_end(&progress);
+	return status;
+}
+
 int kv_cmd_pool_compact(struct kv_ctl *ctl, int argc, char **argv)
 {
-	uint64_t rate = 0;
-	int status, r;
+	const char *name = NULL, *given = NULL;
+	uint64_t rate = 0, n_bytes = 0;
+	bool waits = false;
+	int c, status, r;
 
-	if (argc > 2 && kv_ctl_size(argv[2], &rate) < 0)
+	optind = 0;
+	opterr = 0;
+	while ((c = getopt_long(argc, argv, "-:j", kv_compact_options, NULL)) != -1) {
+		if (c == 'W')
+			waits = true;
+		else if (c == 'j')
+			ctl->emit.json = true;
+		else if (c == 1 && !name)
+			name = optarg;
+		else if (c == 1 && !given)
+			given = optarg;
+		else
+			return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "'%s': kvctl pool compact NAME [RATE] [--wait]",
+					     argv[optind - 1]);
+	}
+	if (!name)
+		return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "usage: kvctl pool compact NAME [RATE] [--wait]");
+	if (given && kv_ctl_size(given, &rate) < 0)
 		return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
-				     "'%s' given; bytes a second like 10G, or nothing", argv[2]);
+				     "'%s' given; bytes a second like 10G, or nothing", given);
 	status = kv_ctl_connect(ctl);
 	if (status)
 		return status;
-	r = kv_pool_compact(ctl->client, argv[1], rate, kv_ctl_left(ctl));
+	r = kv_pool_compact(ctl->client, name, rate, kv_ctl_left(ctl));
 	if (r < 0)
 		return kv_ctl_broken(ctl, r);
+	if (waits) {
+		status = wait_for_compaction(ctl, name, &n_bytes);
+		if (status)
+			return status;
+	}
 	kv_emit_open(&ctl->emit, NULL, '{');
-	kv_emit_text(&ctl->emit, "name", argv[1]);
+	kv_emit_text(&ctl->emit, "name", name);
 	kv_emit_number(&ctl->emit, "rate", rate);
+	if (waits)
+		kv_emit_number(&ctl->emit, "compacted_bytes", n_bytes);
 	kv_emit_close(&ctl->emit);
-	kv_emit_line(&ctl->emit, "compaction of '%s' has begun (see kvctl pool show)", argv[1]);
+	if (waits)
+		kv_emit_line(&ctl->emit, "compaction of '%s' is over", name);
+	else
+		kv_emit_line(&ctl->emit, "compaction of '%s' has begun (see kvctl pool show)", name);
 	return KV_EXIT_DONE;
 }
 

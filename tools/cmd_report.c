@@ -14,6 +14,7 @@
 
 #include "include/internal/cleanup.h"
 #include "tools/kvctl.h"
+#include "tools/progress.h"
 #include "tools/snapshot.h"
 
 #define WIDTH	 720
@@ -199,7 +200,8 @@ static void print_pool(FILE *out, const struct kv_pool_stats *pool, const struct
 	fputs("</section>\n", out);
 }
 
-static void print_page(FILE *out, const struct kv_snapshot *now, const struct kv_history_stats *history, size_t n)
+static void print_page(FILE *out, const struct kv_snapshot *now, const struct kv_history_stats *history, size_t n,
+		       struct kv_progress *progress)
 {
 	const struct kv_daemon_stats *d = now->daemon;
 	time_t seconds = time(NULL);
@@ -235,22 +237,24 @@ static void print_page(FILE *out, const struct kv_snapshot *now, const struct kv
 		fprintf(out, "<td>%s</tr>\n", kv_words_bytes(use.free).text);
 	}
 	fputs("</table></section>\n", out);
-	for (size_t i = 0; i < now->n_pools; i++)
+	for (size_t i = 0; i < now->n_pools; i++) {
+		kv_progress_show(progress, i, now->n_pools, "pools drawn");
 		print_pool(out, &now->pools[i], history, n);
+	}
 	if (!now->n_pools)
 		fputs("<section><p>There is no pool.</p></section>\n", out);
 	fputs("</body></html>\n", out);
 }
 
 static int write_page(struct kv_ctl *ctl, const char *path, const struct kv_snapshot *now,
-		      const struct kv_history_stats *history, size_t n)
+		      const struct kv_history_stats *history, size_t n, struct kv_progress *progress)
 {
 	FILE *out = fopen(path, "we");
 	bool failed;
 
 	if (!out)
 		return kv_ctl_refuse(ctl, KV_EXIT_FAILED, "%s: %s", path, strerror(errno));
-	print_page(out, now, history, n);
+	print_page(out, now, history, n, progress);
 	failed = ferror(out);
 	if (fclose(out) || failed)
 		return kv_ctl_refuse(ctl, KV_EXIT_FAILED, "%s: it can't be written", path);
@@ -261,17 +265,25 @@ int kv_cmd_report(struct kv_ctl *ctl, int argc, char **argv)
 {
 	kv_cleanup(kv_freep) struct kv_history_stats *history = NULL;
 	struct kv_snapshot now = {0};
+	struct kv_progress progress;
 	size_t n = 0;
 	int status, r;
 
 	(void)argc;
+	status = kv_ctl_connect(ctl);
+	if (status)
+		return status;
+	kv_progress_init(&progress, ctl->emit.json);
+	kv_progress_show(&progress, 0, 0, "samples read");
 	status = kv_ctl_ask(ctl, KV_STAT_HISTORY, &history, &n);
+	kv_progress_end(&progress);
 	if (status)
 		return status;
 	r = kv_snapshot_take(ctl->client, &now, kv_ctl_left(ctl));
 	if (r < 0)
 		return kv_ctl_broken(ctl, r);
-	status = write_page(ctl, argv[1], &now, history, n);
+	status = write_page(ctl, argv[1], &now, history, n, &progress);
+	kv_progress_end(&progress);
 	if (!status) {
 		kv_emit_open(&ctl->emit, NULL, '{');
 		kv_emit_text(&ctl->emit, "file", argv[1]);

@@ -7,6 +7,7 @@
 
 #include "include/internal/cleanup.h"
 #include "tools/kvctl.h"
+#include "tools/progress.h"
 
 const struct option kv_restart_options[] = {
 	{"binary", required_argument, NULL, 'b'},
@@ -40,6 +41,7 @@ static void show(struct kv_emit *e, const struct kv_daemon_stats *before,
 int kv_cmd_restart(struct kv_ctl *ctl, int argc, char **argv)
 {
 	struct kv_daemon_stats before, now;
+	struct kv_progress progress;
 	char path[PATH_MAX];
 	const char *binary = NULL;
 	int c, r, status;
@@ -68,7 +70,10 @@ int kv_cmd_restart(struct kv_ctl *ctl, int argc, char **argv)
 		status = one_daemon(ctl, &before);
 	if (status)
 		return status;
+	kv_progress_init(&progress, ctl->emit.json);
+	kv_progress_show(&progress, 0, 1, "workers replaced");
 	r = kv_worker_restart(ctl->client, binary ? path : NULL, kv_ctl_left(ctl));
+	kv_progress_end(&progress);
 	if (r < 0)
 		return kv_ctl_broken(ctl, r);
 	status = one_daemon(ctl, &now);

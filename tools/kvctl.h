@@ -102,7 +102,7 @@ extern const struct option kv_plan_long_options[];
 int kv_cmd_plan(struct kv_ctl *ctl, int argc, char **argv);
 
 /* cmd_pool.c */
-extern const struct option kv_limit_options[];
+extern const struct option kv_limit_options[], kv_compact_options[];
 int kv_cmd_pool_list(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_show(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_pool_set(struct kv_ctl *ctl, int argc, char **argv);

@@ -8,7 +8,8 @@ trace = tempfile.NamedTemporaryFile("w", suffix=".jsonl")
 for i in range(200):
     print(json.dumps({"timestamp": i, "input_length": 1024, "output_length": 1, "hash_ids": [0, i + 1]}), file=trace)
 trace.flush()
-command = [build + "/tools/bench/kvbench", "replay", trace.name, "--capacity", "500"]
+kvctl, kvbench = build + "/tools/kvctl", build + "/tools/bench/kvbench"
+command = [kvbench, "replay", trace.name, "--capacity", "500"]
 
 
 def on_terminal(command):
@@ -43,3 +44,46 @@ assert quiet.returncode == 0 and b"\r" not in quiet.stderr + quiet.stdout, quiet
 
 seen, out = on_terminal(command + ["--json"])
 assert seen == b"" and json.loads(out)["served"] == 200, (seen, out)
+
+# On a daemon: what takes the worker's time, what goes on in the background, a page, benchmarks.
+WIPED = b"\r\x1b[K"
+
+
+def shows(command, bar, words):
+    """On a terminal a bar, wiped away in the end; the answer on stdout, with nothing of the bar; nothing for JSON, or in a pipe."""
+    seen, out = on_terminal(command)
+    assert re.search(bar, seen) and seen.endswith(WIPED), (command, seen)
+    assert words in out and b"\r" not in out, (command, out)
+    seen, out = on_terminal(command + ["--json"])
+    assert seen == b"" and json.loads(out), (command, seen, out)
+    quiet = subprocess.run(command, capture_output=True, timeout=90)
+    assert quiet.returncode == 0 and quiet.stderr == b"" and b"\r" not in quiet.stdout, quiet
+
+
+with tempfile.TemporaryDirectory() as folder:
+    socket = folder + "/kvcached.sock"
+    ctl = [kvctl, "-t", "60", "-s", socket]
+    daemon = subprocess.Popen([build + "/daemon/kvcached", "--host", "256M", "--socket", socket],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while subprocess.run(ctl + ["ping"], capture_output=True).returncode:
+            assert daemon.poll() is None and time.monotonic() < end, "kvcached doesn't answer"
+            time.sleep(0.05)
+        engine = [build + "/tools/engine/kvengine", "--socket", socket, "--model", "tiny", "--device", "host",
+                  "--prompt", "The harbour town of Merrow lies on a narrow bay.", "-n", "8"]
+        subprocess.run(engine, check=True, capture_output=True, timeout=90)
+        pools = json.loads(subprocess.run(ctl + ["--json", "pool", "list"], check=True, capture_output=True).stdout)
+        pool = pools[0]["name"]
+        shows(ctl + ["restart-worker"], rb"\r\[\.{30}\] +0 %, 0 of 1 workers replaced\x1b\[K", b"took over from")
+        shows(ctl + ["report", folder + "/page.html"], rb"\r\[[#.]{30}\] +0 %, 0 of 1 pools drawn\x1b\[K", b"samples")
+        shows([kvctl, "-s", socket, "bench", "prefix"], rb"\r\[[#.]{30}\] +\d+ %, \d+ of \d+ lengths\x1b\[K", b"LOOKUP")
+        done = subprocess.run(ctl + ["pool", "compact", pool, "--wait", "--json"], check=True, capture_output=True)
+        assert "compacted_bytes" in json.loads(done.stdout) and not done.stderr, done
+        done = subprocess.run(ctl + ["pool", "compact", pool, "1G", "--wait"], check=True, capture_output=True)
+        assert b"is over" in done.stdout and not done.stderr, done
+        wrong = subprocess.run(ctl + ["pool", "compact", pool, "1G", "--wiat"], capture_output=True)
+        assert wrong.returncode == 2 and b"--wiat" in wrong.stderr, wrong
+    finally:
+        daemon.terminate()
+        assert daemon.wait(30) == 0

@@ -104,13 +104,17 @@ static int measure(struct kv_bench *b, const struct kv_bench_pool *what)
 	double rounds[STEPS][ROUNDS], us[STEPS];
 
 	for (int round = 0; round < ROUNDS; round++) {
-		int status = attach_once(b, *what, us);
+		int status;
+
+		kv_bench_progress(b, (uint64_t)round, ROUNDS, "rounds");
+		status = attach_once(b, *what, us);
 
 		if (status)
 			return status;
 		for (int i = 0; i < STEPS; i++)
 			rounds[i][round] = us[i];
 	}
+	kv_bench_progress(b, ROUNDS, ROUNDS, "rounds");
 	for (int i = 0; i < STEPS; i++)
 		us[i] = kv_bench_median(rounds[i], ROUNDS);
 	show(&b->emit, us);

@@ -41,6 +41,7 @@ int kv_bench_refuse(const struct kv_bench *b, enum kv_bench_exit status, const c
 	va_start(args, format);
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
+	kv_progress_end(b->progress);
 	kv_emit_init(&words, stderr, b->emit.json);
 	words.one_line = true;
 	kv_emit_open(&words, NULL, '{');
@@ -58,6 +59,14 @@ int kv_bench_broken(const struct kv_bench *b, const char *what, int r)
 		return kv_bench_refuse(b, KV_BENCH_FAILED, "%s: no room in the pool", what);
 	return kv_bench_refuse(b, r == -ECONNRESET ? KV_BENCH_NO_DAEMON : KV_BENCH_FAILED, "%s: %s",
 			       what, r == -ENOMEM ? strerror(ENOMEM) : kv_error_text());
+}
+
+void kv_bench_progress(const struct kv_bench *b, uint64_t done, uint64_t total, const char *what)
+{
+	if (done < total)
+		kv_progress_show(b->progress, done, total, what);
+	else
+		kv_progress_end(b->progress);
 }
 
 int kv_bench_connect(const struct kv_bench *b, struct kv_client **ret)

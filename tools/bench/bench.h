@@ -12,6 +12,7 @@
 #include <kvcached/kvcached.h>
 
 #include "tools/emit.h"
+#include "tools/progress.h"
 
 #define KV_BENCH_TIMEOUT (30 * KV_SEC)
 
@@ -54,6 +55,7 @@ struct kv_bench_kernel {
 
 struct kv_bench {
 	struct kv_emit emit;
+	struct kv_progress *progress;
 	const char *socket; /* --socket; else that of the daemon which kv_bench_serve() started */
 	const char *file;   /* replay: the trace */
 	uint32_t engines;
@@ -72,6 +74,9 @@ struct kv_bench_pool {
 
 int64_t kv_bench_now(void);			  /* CLOCK_MONOTONIC, ns */
 double kv_bench_median(double *values, size_t n); /* sorts them */
+
+/* kv_bench_progress() - on a terminal: so far it is; wiped away at @done == @total, and by errors' words */
+void kv_bench_progress(const struct kv_bench *b, uint64_t done, uint64_t total, const char *what);
 
 /* kv_bench_refuse() - words (or JSON) to stderr. Return: @status. */
 int kv_bench_refuse(const struct kv_bench *b, enum kv_bench_exit status, const char *format, ...)

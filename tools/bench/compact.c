@@ -338,6 +338,7 @@ static int run(struct compact *c, struct kv_client *client, bool last)
 	if (status)
 		return status;
 	if (last) {
+		kv_bench_progress(c->bench, ROUNDS, ROUNDS, "rounds");
 		result.copy_rate = copy_rate(c);
 		show(c, &result);
 	}
@@ -373,6 +374,7 @@ int kv_bench_compact(struct kv_bench *b)
 		c.shared = shared;
 		/* The first one finds memory that nobody has touched, the last one is shown. */
 		for (int round = 0; round < ROUNDS && !status; round++) {
+			kv_bench_progress(b, (uint64_t)round, ROUNDS, "rounds");
 			kv_bench_pool_name(name, "compact");
 			memset(shared, 0, sizeof(*c.shared));
 			status = run(&c, client, round + 1 == ROUNDS);

@@ -150,6 +150,7 @@ static int measure(struct lease *l, double *ret_ns)
 	if (r)
 		return kv_bench_broken(l->bench, "take and give", r);
 	for (uint32_t round = 0; round < ROUNDS; round++) {
+		kv_bench_progress(l->bench, round, ROUNDS, "rounds");
 		for (uint32_t c = 0; c < CONTESTANTS; c++) {
 			int64_t start = kv_bench_now();
 
@@ -160,6 +161,7 @@ static int measure(struct lease *l, double *ret_ns)
 			ns[c][round] = (double)(kv_bench_now() - start) / contestants[c].n_blocks;
 		}
 	}
+	kv_bench_progress(l->bench, ROUNDS, ROUNDS, "rounds");
 	for (uint32_t c = 0; c < CONTESTANTS; c++)
 		ret_ns[c] = kv_bench_median(ns[c], ROUNDS);
 	return KV_BENCH_DONE;

@@ -248,7 +248,8 @@ static int run(struct kv_bench *b, int n_words, char **words)
 
 int main(int argc, char **argv)
 {
-	struct kv_bench b = {0};
+	struct kv_progress progress = {.off = true};
+	struct kv_bench b = {.progress = &progress};
 	bool json = false;
 	int letter = 0, status;
 
@@ -258,6 +259,7 @@ int main(int argc, char **argv)
 	kv_emit_init(&b.emit, stdout, json);
 	b.emit.one_line = true;
 	status = parse_options(&b, argc, argv, &letter);
+	kv_progress_init(&progress, b.emit.json);
 	if (status)
 		return status;
 	if (letter == 'h')

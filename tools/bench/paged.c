@@ -396,8 +396,11 @@ static int run_all(struct kv_bench *b, kv_bench_run *run, const char *of)
 	kv_emit_open(e, "cases", '[');
 	kv_emit_head(e, "<HEADS", ">BATCH", ">CONTEXT", "<CACHE", "<BACKEND", ">US", ">GB/S", ">OF",
 		     ">TFLOP/S", ">OF_UNIFORM", ">PEER/OURS", ">ERROR", NULL);
-	for (size_t i = 0; i < all.n && !status; i++)
+	for (size_t i = 0; i < all.n && !status; i++) {
+		kv_bench_progress(b, i, all.n, "cases");
 		status = run_case(b, run, of, &all.c[i], &log_sum, &n_peers);
+	}
+	kv_bench_progress(b, all.n, all.n, "cases");
 	kv_emit_table(e);
 	kv_emit_close(e);
 	kv_emit_real(e, "peers_over_ours", n_peers ? exp(log_sum / n_peers) : NAN);

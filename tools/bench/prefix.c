@@ -238,6 +238,7 @@ static int run(struct prefix *p)
 	for (size_t i = 0; i < LENGTHS && !r; i++) {
 		__attribute__((cleanup(chain_deinit))) struct chain chain;
 
+		kv_bench_progress(p->bench, i, LENGTHS, "lengths");
 		r = chain_init(&chain, lengths[i]);
 		if (!r)
 			r = publish(p->pool, &chain);
@@ -248,6 +249,7 @@ static int run(struct prefix *p)
 					       "a published chain of %u blocks can't be found",
 					       lengths[i]);
 	}
+	kv_bench_progress(p->bench, LENGTHS, LENGTHS, "lengths");
 	if (r)
 		return kv_bench_broken(p->bench, "prefix", r);
 	show(&p->bench->emit, times);
