@@ -13,6 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <kvcached/kvcached.h>
+
 #include "daemon/device.h"
 
 #define MIB ((uint64_t)1 << 20)
@@ -207,6 +209,19 @@ START_TEST(a_thousand_arenas_leave_no_descriptor_behind)
 }
 END_TEST
 
+/* The one table of what the handshake (kv_gpu::limits) and stats (export_limits) say. */
+START_TEST(an_ipc_export_says_which_promises_do_not_hold_and_the_others_nothing)
+{
+	ck_assert_str_eq(kv_export_limits(KV_EXPORT_HOST), "");
+	ck_assert_str_eq(kv_export_limits(KV_EXPORT_VMM), "");
+	ck_assert_ptr_nonnull(strstr(kv_export_limits(KV_EXPORT_IPC), "ends with its owner process"));
+	ck_assert_ptr_nonnull(strstr(kv_export_limits(KV_EXPORT_IPC), "clients can write all of the arena"));
+	/* It is copied there, and must not be cut. */
+	ck_assert_uint_lt(strlen(kv_export_limits(KV_EXPORT_IPC)), sizeof(((struct kv_gpu *)0)->limits));
+	ck_assert_uint_lt(strlen(kv_export_limits(KV_EXPORT_IPC)), sizeof(((struct kv_gpu_stats *)0)->export_limits));
+}
+END_TEST
+
 START_TEST(a_gpu_that_is_not_there_is_named)
 {
 	struct kv_device_info info;
@@ -239,6 +254,7 @@ int main(void)
 	tcase_add_loop_test(tcase, an_arena_that_cannot_be_made_is_refused_with_its_reason, 0,
 			    sizeof(refused) / sizeof(refused[0]));
 	tcase_add_test(tcase, a_thousand_arenas_leave_no_descriptor_behind);
+	tcase_add_test(tcase, an_ipc_export_says_which_promises_do_not_hold_and_the_others_nothing);
 	tcase_add_test(tcase, a_gpu_that_is_not_there_is_named);
 	suite_add_tcase(suite, tcase);
 	srunner_run_all(runner, CK_ENV);
