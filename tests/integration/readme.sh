@@ -31,6 +31,29 @@ while read -r object command; do
 	grep -qE "^  $object( $command)?( |\$)" "$dir/help" || fail "README.md names kvctl $object $command"
 done < <(grep -oE '`kvctl [a-z][a-z-]*( [a-z]+)?[ `]' "$readme" | tr -d '`' | sed 's/^kvctl //' | sort -u)
 
+# What the program prints whatever the model, the machine and the day: labels, heads of tables, their rows.
+lines_of_tour()
+{
+	awk '/^Engine [0-9]+ read / { print; story = 1; next }
+	     /^ +prompt tokens / { story = 0 }
+	     !story' "$1" |
+	sed -E 's/^(event loop:).*/\1/
+		s/^(heap:)[^;]*/\1/
+		s/ on \/[^ ]*kvcached\.sock,/ on SOCKET,/
+		s/\[[#+.]+\]/BAR/
+		/ ATTACHED$/,$ { / ATTACHED$/!s/^[^ ]+/POOL/; }
+		/^Engine [0-9]+ read/!s/[0-9]+(\.[0-9]+)*( [KMGT]?i?B)?/N/g
+		s/ +/ /g; s/ $//' | cat -s
+}
+
+say "the tour prints what is shown of it"
+sed -n '/^## Five minutes/,/^Two processes/p' "$readme" | sed -n '/^```$/,/^```$/{/^```$/!p}' > "$dir/shown"
+expect 0 "$root/tools/quickstart" --built "$build"
+lines_of_tour "$dir/shown" > "$dir/shown.lines"
+lines_of_tour "$dir/out" > "$dir/printed.lines"
+(($(wc -l < "$dir/shown.lines") >= 15)) || fail "README.md shows no tour: $(cat "$dir/shown.lines")"
+diff -u "$dir/shown.lines" "$dir/printed.lines" || fail "README.md shows another tour than tools/quickstart prints"
+
 say "by hand, in three terminals"
 mapfile -t lines < <(sed -n '/^By hand, in three terminals/,/^Pages/{s/^build\///p}' "$readme")
 [ ${#lines[@]} -eq 3 ] || fail "three commands were expected: ${lines[*]}"
