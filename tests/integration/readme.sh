@@ -47,6 +47,7 @@ lines_of_tour()
 }
 
 say "the tour prints what is shown of it"
+# shellcheck disable=SC2016  # backquotes of Markdown
 sed -n '/^## Five minutes/,/^Two processes/p' "$readme" | sed -n '/^```$/,/^```$/{/^```$/!p}' > "$dir/shown"
 expect 0 "$root/tools/quickstart" --built "$build"
 lines_of_tour "$dir/shown" > "$dir/shown.lines"
