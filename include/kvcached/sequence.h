@@ -120,7 +120,8 @@ int kv_seq_rollback(struct kv_seq *seq, size_t n_tokens, void *stream);
  * kv_seq_publish() - show complete blocks to everyone, after @stream's work so far
  *
  * Blocks whose content is already cached are exchanged for the cached ones later on, by a call of
- * this library, when no table that names them is in use any more. Never waits.
+ * this library, when no table that names them is in use any more; if those are evicted before that, the
+ * sequence's own are shown by the next call. Never waits.
  * Return: 0; -EIO if the stream is broken: nothing is published.
  */
 int kv_seq_publish(struct kv_seq *seq, void *stream);
