@@ -244,35 +244,42 @@ const struct option kv_compact_options[] = {
 	{"wait", no_argument, NULL, 'W'}, {"json", no_argument, NULL, 'j'}, {NULL},
 };
 
-/* Until it is over, however long; each look at it has the command's time. */
-static int wait_for_compaction(struct kv_ctl *ctl, const char *name, uint64_t *ret_bytes)
+static int one_pool(struct kv_ctl *ctl, const char *name, struct kv_pool_stats *ret)
+{
+	kv_cleanup(kv_freep) struct kv_pool_stats *pools = NULL;
+	const struct kv_pool_stats *pool;
+	size_t n;
+	int status = kv_ctl_ask(ctl, KV_STAT_POOL, &pools, &n);
+
+	pool = status ? NULL : find(pools, n, name);
+	if (pool)
+		*ret = *pool;
+	return pool || status ? status : kv_ctl_refuse(ctl, KV_EXIT_FAILED, "no pool is called '%s'", name);
+}
+
+/* Until it is over, however long; each look at it has the command's time. @before: when it was asked for */
+static int wait_for_compaction(struct kv_ctl *ctl, const char *name, const struct kv_pool_stats *before,
+			       uint64_t *ret_bytes)
 {
 	int64_t limit = kv_ctl_left(ctl);
 	struct timespec pause = {.tv_nsec = 50000000};
 	struct kv_progress progress;
-	uint64_t first = UINT64_MAX, total = 0;
+	struct kv_pool_stats pool;
+	uint64_t gaps, closed;
 	int status;
 
 	kv_progress_init(&progress, ctl->emit.json);
 	for (;;) {
-		kv_cleanup(kv_freep) struct kv_pool_stats *pools = NULL;
-		const struct kv_pool_stats *pool;
-		size_t n;
-
 		ctl->deadline = kv_ctl_now() + limit;
-		status = kv_ctl_ask(ctl, KV_STAT_POOL, &pools, &n);
-		pool = status ? NULL : find(pools, n, name);
-		if (!pool)
+		status = one_pool(ctl, name, &pool);
+		if (status)
 			break;
-		if (first == UINT64_MAX) {
-			first = pool->compacted_bytes_total;
-			total = pool->fragmented_bytes;
-		}
-		*ret_bytes = pool->compacted_bytes_total - first;
-		if (!pool->compacting)
+		*ret_bytes = pool.compacted_bytes_total - before->compacted_bytes_total;
+		if (!pool.compacting)
 			break;
-		/* Copied bytes beside those to be gained: where much has to be copied the bar waits at its end. */
-		kv_progress_show(&progress, *ret_bytes >> 20, total >> 20, "MiB moved together");
+		gaps = before->fragmented_bytes;
+		closed = gaps > pool.fragmented_bytes ? gaps - pool.fragmented_bytes : 0;
+		kv_progress_show(&progress, closed >> 20, gaps >> 20, "MiB of gaps closed");
 		nanosleep(&pause, NULL);
 	}
 	kv_progress_end(&progress);
@@ -283,6 +290,7 @@ int kv_cmd_pool_compact(struct kv_ctl *ctl, int argc, char **argv)
 {
 	const char *name = NULL, *given = NULL;
 	uint64_t rate = 0, n_bytes = 0;
+	struct kv_pool_stats before;
 	bool waits = false;
 	int c, status, r;
 
@@ -309,11 +317,16 @@ int kv_cmd_pool_compact(struct kv_ctl *ctl, int argc, char **argv)
 	status = kv_ctl_connect(ctl);
 	if (status)
 		return status;
+	if (waits) {
+		status = one_pool(ctl, name, &before);
+		if (status)
+			return status;
+	}
 	r = kv_pool_compact(ctl->client, name, rate, kv_ctl_left(ctl));
 	if (r < 0)
 		return kv_ctl_broken(ctl, r);
 	if (waits) {
-		status = wait_for_compaction(ctl, name, &n_bytes);
+		status = wait_for_compaction(ctl, name, &before, &n_bytes);
 		if (status)
 			return status;
 	}

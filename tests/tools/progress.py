@@ -94,7 +94,7 @@ with tempfile.TemporaryDirectory() as folder:
             holder.communicate(timeout=60)
             assert holder.returncode == 0
         seen, out = on_terminal(ctl + ["pool", "compact", "scattered", "1M", "--wait"])
-        assert re.search(rb"\r\[[#.]{30}\] +\d+ %, \d+ of \d+ MiB moved together\x1b\[K", seen), seen
+        assert re.search(rb"\r\[[#.]{30}\] +[1-9]\d* %, [1-9]\d* of \d+ MiB of gaps closed\x1b\[K", seen), seen
         assert seen.endswith(WIPED) and b"is over" in out and b"\r" not in out, (seen, out)
         wrong = subprocess.run(ctl + ["pool", "compact", pool, "1G", "--wiat"], capture_output=True)
         assert wrong.returncode == 2 and b"--wiat" in wrong.stderr, wrong
