@@ -13,9 +13,13 @@ static int absent(void)
 			"GPU memory: this build has no CUDA; build it with -Dcuda=enabled");
 }
 
+/* Which GPU, as where there is CUDA and the GPU isn't seen. */
 static int attach(struct kv_memory *memory, const int *fds)
 {
-	return absent();
+	char text[KV_UUID_TEXT_BYTES];
+
+	kv_uuid_format(memory->export.uuid, text);
+	return kv_error(-ENOTSUP, "%s: GPU memory: this build has no CUDA; build it with -Dcuda=enabled", text);
 }
 
 static int reserve(struct kv_memory *memory)

@@ -35,6 +35,7 @@ struct lie {
 		BYTE_SAID, /* one */
 		NOT_SEALED,
 		A_SOCKET,
+		OF_A_GPU, /* that no machine has: another UUID */
 	} how;
 	const char *words;
 };
@@ -55,6 +56,7 @@ static const struct lie lies[] = {
 	{INDEX, A_SOCKET, "the index pages have 0 bytes"},
 	{ARENA, HALF, "bytes expected, this file has"},
 	{ARENA, NOT_SEALED, "sealed against shrinking"},
+	{ARENA, OF_A_GPU, "GPU-33333333-3333-3333-3333-333333333333"},
 };
 
 static char false_socket[108];
@@ -101,6 +103,13 @@ static void spoil(const struct lie *lie, void *packet, int *fds, uint32_t n_fds)
 
 	if (head->type == KV_MSG_POOL_OPENED && lie->file != ARENA && n_fds == 3)
 		exchange(lie, &fds[lie->file], said[lie->file]);
+	if (head->type == KV_MSG_ARENA_PART && lie->how == OF_A_GPU) {
+		struct kv_arena_export *export = &((struct kv_msg_arena_part *)packet)->export;
+
+		export->kind = KV_EXPORT_VMM;
+		memset(export->uuid, 0x33, sizeof(export->uuid));
+		return;
+	}
 	if (head->type == KV_MSG_ARENA_PART && lie->file == ARENA && n_fds)
 		exchange(lie, &fds[0], NULL);
 }
@@ -193,7 +202,12 @@ static void is_refused(const struct lie *lie)
 	struct kv_pool *pool = NULL;
 
 	process_hear(between);
-	refused(open_through(&other, &pool), lie->file == ARENA ? -EINVAL : -EPROTO, lie->words);
+	if (lie->how == OF_A_GPU) { /* which error depends on driver and build */
+		expect(open_through(&other, &pool) < 0, "a GPU that isn't there was mapped");
+		expect(strstr(kv_error_text(), lie->words), "'%s' names no GPU", kv_error_text());
+	} else {
+		refused(open_through(&other, &pool), lie->file == ARENA ? -EINVAL : -EPROTO, lie->words);
+	}
 	ck_assert_ptr_null(pool);
 	kv_disconnect(other);
 	process_kill(between);
