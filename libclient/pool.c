@@ -472,7 +472,10 @@ KV_PUBLIC int kv_pool_map(struct kv_pool *pool, int64_t timeout)
 {
 	int r = kv_forked(pool->fork_generation);
 
-	return r < 0 ? r : kv_granules_need(pool, kv_deadline(timeout));
+	if (r < 0)
+		return r;
+	kv_later_poll(pool);
+	return kv_granules_need(pool, kv_deadline(timeout));
 }
 
 KV_PUBLIC const struct kv_layout *kv_pool_layout(const struct kv_pool *pool)

@@ -48,7 +48,7 @@
 #define KV_SHM_MAGIC 0x31637663646b764bull
 #define KV_SHM_ABI 5
 /* What a program must say to be run on pages that another one made: kvcached --shm-version. */
-#define KV_SHM_VERSION "shm-5"
+#define KV_SHM_VERSION "shm-6"
 #define KV_HOLDER_WORDS (KV_MAX_SESSIONS / 64)
 
 enum kv_block_state {

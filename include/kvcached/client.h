@@ -221,13 +221,17 @@ int kv_pool_pressure_wait(struct kv_pool *pool, uint32_t sequence, int64_t timeo
 			  struct kv_pressure *ret);
 
 /**
- * kv_pool_map() - map the memory that the pool has got, let go of what it has lost
+ * kv_pool_map() - map the memory that the pool has got, let go of what it has lost or the GPU has done with
  *
- * Only of use with kvcached --isolate, where a process maps its pool's granules (64 to 256 MiB of a GPU)
+ * Who is idle calls it now and then. Blocks that were given back with a stream go when the stream's work has
+ * ended, which the library notices in its calls (taking blocks, lookups, publishing, this one): of who
+ * makes none they stay with it until it closes the pool or ends.
+ *
+ * Mapping is of use with kvcached --isolate, where a process maps its pool's granules (64 to 256 MiB of a GPU)
  * and they come and go with what the pool needs. Taking blocks, lookups and kv_batch_build() do it by
  * themselves, so the blocks they bring can be used at once. Who is told of blocks by another process (a
- * worker by its scheduler) calls this before work that uses them is queued, and so does, now and then,
- * who is idle: what it keeps mapped others can't have for up to a second. kv_pool_pressure() lets go as
+ * worker by its scheduler) calls this before work that uses them is queued; what
+ * who is idle keeps mapped others can't have for up to a second. kv_pool_pressure() lets go as
  * well. If nothing has changed this is a load; a new granule costs some milliseconds. The place of a
  * block in this process never changes, and running kernels are not waited for: a granule is mapped
  * before its first block comes, and unmapped when no block of it is held any more.

@@ -105,6 +105,7 @@ static void loop_for(struct kv_client *own, struct kv_pool *pool, int rounds)
 
 	for (int i = 0; i < rounds; i++) {
 		kv_pool_pressure(pool, &pressure);
+		must(kv_pool_map(pool, TIMEOUT));
 		must(kv_ping(own, TIMEOUT));
 		sleep_ms(10);
 	}

@@ -322,6 +322,7 @@ static bool reads(const struct fp8_pool *p, const struct kv_attn_backend *backen
 START_TEST(eight_bit_kv_uses_one_scale_on_both_sides)
 {
 	const size_t bytes = 2 * 16 * 2 * 64;
+	int n_ran = 0;
 
 	for (int i = 0; problem_backends()[i]; i++) {
 		const struct kv_attn_backend *backend = problem_backends()[i];
@@ -337,7 +338,6 @@ START_TEST(eight_bit_kv_uses_one_scale_on_both_sides)
 		ck_assert_msg(kv_write_on(backend, &p.write) == 0, "%s", kv_error_text());
 		/* f32 in and out: not every backend has that; one that must is among them. */
 		if (kv_attention_on(backend, &p.attend) == -ENOTSUP) {
-			ck_assert_ptr_nonnull(problem_backends()[i + 1]);
 			fp8_pool_deinit(&p);
 			if (host)
 				munmap(pool, bytes);
@@ -345,6 +345,7 @@ START_TEST(eight_bit_kv_uses_one_scale_on_both_sides)
 				buffer_free(pool);
 			continue;
 		}
+		n_ran++;
 		buffer_get(codes, pool, bytes);
 		for (size_t c = 0; c < bytes; c++)
 			ck_assert(number_decode(KV_F8_E4M3, codes[c]) ==
@@ -382,6 +383,7 @@ START_TEST(eight_bit_kv_uses_one_scale_on_both_sides)
 		else
 			buffer_free(pool);
 	}
+	ck_assert_int_gt(n_ran, 0);
 }
 END_TEST
 
@@ -402,6 +404,23 @@ static void d01_read(const void *pool, int side, int block, uint16_t *to)
 	buffer_get(to, (const char *)pool + (size_t)side * D01_SIDE + (size_t)block * bytes, bytes);
 }
 
+/* Three sequences of one block each, in a small pool of such blocks. */
+static struct problem *d01_small(int heads, int dim)
+{
+	struct problem_spec spec = problem_default();
+
+	spec.n_heads_kv = heads;
+	spec.group = 1;
+	spec.dk = spec.dv = dim;
+	spec.kind = KV_LAYOUT_PAGED;
+	for (int b = 0; b < 3; b++) {
+		spec.q_lens[b] = 1;
+		spec.lens[b] = 16;
+	}
+	spec.n_seqs = 3;
+	return problem_new(&spec);
+}
+
 /* D01. Blocks of 16 tokens, 32 heads of 128, 64,000 of them: offsets pass 2^31 elements. */
 START_TEST(a_pool_past_two_to_the_31_elements_is_read_and_written_at_the_right_place)
 {
@@ -414,6 +433,7 @@ START_TEST(a_pool_past_two_to_the_31_elements_is_read_and_written_at_the_right_p
 	int32_t loc[] = {0, 1, 2, 3}, lens[] = {16, 16, 16}, table[] = {1, 32000, 63999};
 	int64_t slots[48];
 	char *pool;
+	int n_ran = 0;
 
 	if (buffer_device == KV_DEVICE_CUDA && buffer_bytes_free() < (size_t)20 << 30) {
 		printf("skipped: a pool of 15.6 GiB needs 20 GiB free on the GPU\n");
@@ -424,8 +444,13 @@ START_TEST(a_pool_past_two_to_the_31_elements_is_read_and_written_at_the_right_p
 		slots[t] = blocks[t / size] * size + t % size;
 	for (int i = 0; problem_backends()[i]; i++) {
 		const struct kv_attn_backend *backend = problem_backends()[i];
-		struct problem_spec spec = problem_default();
-		struct problem *p;
+		struct problem *p = d01_small(heads, dim);
+
+		if (!problem_can_run(p, backend)) {
+			problem_free(p);
+			continue;
+		}
+		n_ran++;
 		struct kv_view view = view_of(KV_F16, size, heads, dim, 0, false, 1);
 		struct kv_write_args write = {.size = sizeof(write),
 					      .device = buffer_device,
@@ -466,17 +491,6 @@ START_TEST(a_pool_past_two_to_the_31_elements_is_read_and_written_at_the_right_p
 			}
 		}
 
-		/* The same three sequences in a small pool give the right answer. */
-		spec.n_heads_kv = heads;
-		spec.group = 1;
-		spec.dk = spec.dv = dim;
-		spec.kind = KV_LAYOUT_PAGED;
-		for (int b = 0; b < 3; b++) {
-			spec.q_lens[b] = 1;
-			spec.lens[b] = 16;
-		}
-		spec.n_seqs = 3;
-		p = problem_new(&spec);
 		problem_check(p, backend);
 		attend = p->args;
 		for (int side = 0; side < 2; side++)
@@ -515,6 +529,7 @@ START_TEST(a_pool_past_two_to_the_31_elements_is_read_and_written_at_the_right_p
 		free(out);
 		free(right);
 	}
+	ck_assert_int_gt(n_ran, 0);
 	free(from);
 	free(got);
 	buffer_free_sparse(pool, 2 * D01_SIDE);
@@ -532,6 +547,7 @@ START_TEST(a_latent_pool_past_two_to_the_32_elements_shows_each_page_its_own_val
 	int32_t loc[] = {0, 1, 2}, lens[] = {32, 32}, table[] = {0, last};
 	int64_t slots[64];
 	char *pool;
+	int n_ran = 0;
 
 	if (buffer_device == KV_DEVICE_CUDA && buffer_bytes_free() < (size_t)10 << 30) {
 		printf("skipped: a pool of 8 GiB needs 10 GiB free on the GPU\n");
@@ -590,8 +606,9 @@ START_TEST(a_latent_pool_past_two_to_the_32_elements_shows_each_page_its_own_val
 		attend.out = buffer_new((size_t)2 * dim * 2);
 		r = kv_attention_on(backend, &attend);
 		if (r == -ENOTSUP) {
-			ck_assert_ptr_nonnull(strstr(kv_error_text(), "512"));
+			expect(strstr(kv_error_text(), backend->name), "%s", kv_error_text());
 		} else {
+			n_ran++;
 			ck_assert_msg(r == 0, "%s", kv_error_text());
 			buffer_get(out, attend.out, (size_t)2 * dim * 2);
 			for (int e = 0; e < 2 * dim; e++)
@@ -606,6 +623,7 @@ START_TEST(a_latent_pool_past_two_to_the_32_elements_shows_each_page_its_own_val
 		buffer_free(attend.out);
 		buffer_free_sparse(pool, bytes);
 	}
+	ck_assert_int_gt(n_ran, 0);
 	free(ones);
 	free(out);
 	free(got);
