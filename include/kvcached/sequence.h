@@ -65,7 +65,8 @@ int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *r
  * @ret_promised: tokens, from the start, that are this sequence's: what comes behind was promised by
  *		 another session before. NULL is allowed.
  *
- * For the engines that use kv_seq_follow(). A promise ends when its block is published, with the sequence,
+ * For the engines that use kv_seq_follow(). Who must not compute what another has just published looks up once
+ * more after its promise: who promises later sees this one, whoever was before has published. A promise ends when its block is published, with the sequence,
  * with this process, and after @timeout; to break it costs others their time and nothing more.
  * Return: 0; -EINVAL; -ENOMEM.
  */

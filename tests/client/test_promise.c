@@ -210,6 +210,10 @@ static void racer(struct process *self, void *arg)
 		must(kv_seq_promise(seq, tokens, N, minute, &promised));
 		if (promised <= hit)
 			continue;
+		/* Another one's promise may have ended between: then its block is there by now. */
+		must(kv_seq_lookup(seq, tokens, N, &promised));
+		if (promised > hit)
+			continue;
 		sleep_ms(2); /* a step */
 		must(kv_seq_reserve(seq, hit + BLOCK_TOKENS, 0));
 		must(kv_seq_append(seq, tokens + hit, BLOCK_TOKENS));
