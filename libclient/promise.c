@@ -52,6 +52,7 @@ bool kv_promise_make(struct kv_pool *pool, struct kv_key key, int64_t until)
 {
 	uint64_t *bucket = bucket_of(pool, key), *free_word = NULL, old = 0;
 	uint64_t own = (uint64_t)tag_of(key) << 32 | (pool->slot + 1) << 24 | ticks(until);
+	bool made;
 
 	for (uint32_t i = 0; i < KV_PROMISE_BUCKET; i++) {
 		uint64_t word = kv_load_relaxed(&bucket[i]);
@@ -64,9 +65,20 @@ bool kv_promise_make(struct kv_pool *pool, struct kv_key key, int64_t until)
 			old = word;
 		}
 	}
-	/* No room, or another was faster: it is computed all the same, and nobody waits for it. */
-	if (free_word)
-		kv_compare_exchange(free_word, &old, own);
+	/* No room: it is computed all the same, and nobody waits for it. */
+	if (!free_word)
+		return true;
+	made = kv_compare_exchange(free_word, &old, own);
+	/* Another may have been at it, too. Who sees that steps back: both at worst, and they ask again. */
+	for (uint32_t i = 0; i < KV_PROMISE_BUCKET; i++) {
+		uint64_t word = kv_load_acquire(&bucket[i]);
+
+		if (word >> 32 != tag_of(key) || slot_of(word) == pool->slot || !is_valid(pool, word))
+			continue;
+		if (made)
+			kv_compare_exchange(free_word, &own, 0);
+		return false;
+	}
 	return true;
 }
 
