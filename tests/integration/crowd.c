@@ -311,7 +311,7 @@ static pid_t start_client(void)
 	static unsigned n;
 	pid_t pid = fork();
 
-	ck_assert_int_ge(pid, 0);
+	expect(pid >= 0, "fork");
 	n++;
 	if (pid)
 		return pid;

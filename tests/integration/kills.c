@@ -59,7 +59,7 @@ static pid_t start_client(unsigned seed)
 {
 	pid_t pid = fork();
 
-	ck_assert_int_ge(pid, 0);
+	expect(pid >= 0, "fork");
 	if (!pid) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		live(seed);

@@ -351,7 +351,7 @@ static pid_t start_client(void)
 	static unsigned n;
 	pid_t parent = getpid(), pid = fork();
 
-	ck_assert_int_ge(pid, 0);
+	expect(pid >= 0, "fork");
 	n++;
 	if (pid)
 		return pid;

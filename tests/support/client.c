@@ -53,7 +53,7 @@ const int32_t *tokens_of(int32_t prompt, size_t n)
 {
 	static int32_t tokens[MAX_TOKENS];
 
-	ck_assert_uint_le(n, MAX_TOKENS);
+	expect(n <= MAX_TOKENS, "%zu tokens, at most %d", n, MAX_TOKENS);
 	for (size_t i = 0; i < n; i++)
 		tokens[i] = prompt * 100003 + (int32_t)i * 7;
 	return tokens;

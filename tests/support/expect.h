@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ck_assert_msg() for inner loops: libcheck writes to a file each time one of its own passes. */
+/*
+ * ck_assert_msg() for inner loops and for processes that are killed: libcheck writes to a file, which all share, each
+ * time one of its own passes, and half a line of who is killed meanwhile spoils the result.
+ */
 #ifndef KV_TESTS_SUPPORT_EXPECT_H
 #define KV_TESTS_SUPPORT_EXPECT_H
 

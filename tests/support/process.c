@@ -21,7 +21,7 @@ struct process *process_start(void (*run)(struct process *self, void *arg), void
 	ck_assert_ptr_nonnull(p);
 	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
 	p->pid = fork();
-	ck_assert_int_ge(p->pid, 0);
+	expect(p->pid >= 0, "fork");
 	if (p->pid) {
 		close(pair[1]);
 		p->fd = pair[0];
