@@ -202,6 +202,17 @@ static int send_open(struct kv_pool *pool, const struct kv_pool_options *o, int6
 	return r;
 }
 
+/* Before the first message that depends on it: else the daemon could only hang up. */
+static int check_version(const struct kv_connection *c)
+{
+	const struct kv_msg_welcome *welcome = (const void *)c->buffer;
+
+	if (welcome->shm_abi == KV_SHM_ABI)
+		return 0;
+	return kv_error(-EPROTO, "daemon: kvcached %.15s shares pages of version %u, this libkvclient (%s) knows %d; "
+			"both must be of one release", welcome->version, welcome->shm_abi, kv_version(), KV_SHM_ABI);
+}
+
 /* From here on the session outlives workers of the daemon. */
 static void note_session(struct kv_pool *pool, const struct kv_msg_pool_opened *opened)
 {
@@ -371,6 +382,8 @@ static int open_once(struct kv_client *client, const struct kv_pool_options *o, 
 	pool->read_only = o->read_only;
 	kv_link_init(&pool->later);
 	r = kv_connection_open(&pool->connection, client->socket, client->name, deadline, NULL);
+	if (!r)
+		r = check_version(&pool->connection);
 	if (!r)
 		r = send_open(pool, o, deadline, fds);
 	opened = !r;

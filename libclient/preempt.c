@@ -72,15 +72,21 @@ KV_PUBLIC size_t kv_seq_preempted(const struct kv_seq *seq)
 
 /* ---- groups ---- */
 
+/* All groups or none: where blocks can't be released they stay leased until the pool is closed. */
 static int empty(struct kv_gseq *seq, void *stream)
 {
 	struct kv_groups *groups = seq->groups;
 	int r = 0;
 
 	kv_gseq_withdraw(seq, 0);
-	for (uint32_t g = 0; g < groups->n && !r; g++) {
+	for (uint32_t g = 0; g < groups->n; g++) {
 		if (groups->groups[g].kind != KV_GROUP_STATE) {
-			r = kv_seq_empty(seq->seqs[g], stream);
+			int failed = kv_seq_empty(seq->seqs[g], stream);
+
+			if (failed < 0) {
+				groups->groups[g].pool->lost = true;
+				r = failed;
+			}
 			continue;
 		}
 		kv_gstate_deinit(&seq->states[g], groups->groups[g].pool, stream);

@@ -46,9 +46,12 @@
 #include "include/kvcached/types.h"
 
 #define KV_SHM_MAGIC 0x31637663646b764bull
-#define KV_SHM_ABI 5
+/* One more whenever a program of before would misunderstand the pages or their protocol: clients compare it. */
+#define KV_SHM_ABI 6
+#define KV_SHM_TEXT(n)	#n
+#define KV_SHM_NAMED(n) "shm-" KV_SHM_TEXT(n)
 /* What a program must say to be run on pages that another one made: kvcached --shm-version. */
-#define KV_SHM_VERSION "shm-6"
+#define KV_SHM_VERSION KV_SHM_NAMED(KV_SHM_ABI)
 #define KV_HOLDER_WORDS (KV_MAX_SESSIONS / 64)
 
 enum kv_block_state {

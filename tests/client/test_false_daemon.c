@@ -26,7 +26,7 @@
 
 enum { INDEX, BLOCKS, SESSION, ARENA };
 
-/* How the file number @file is exchanged for another. */
+/* How the file number @file is exchanged for another, or what else is said. */
 struct lie {
 	int file;
 	enum {
@@ -36,6 +36,7 @@ struct lie {
 		NOT_SEALED,
 		A_SOCKET,
 		OF_A_GPU, /* that no machine has: another UUID */
+		OLDER,	  /* the welcome of a daemon of another release */
 	} how;
 	const char *words;
 };
@@ -56,6 +57,7 @@ static const struct lie lies[] = {
 	{INDEX, A_SOCKET, "the index pages have 0 bytes"},
 	{ARENA, HALF, "bytes expected, this file has"},
 	{ARENA, NOT_SEALED, "sealed against shrinking"},
+	{INDEX, OLDER, "shares pages of version 1, this libkvclient"},
 	{ARENA, OF_A_GPU, "GPU-33333333-3333-3333-3333-333333333333"},
 };
 
@@ -101,6 +103,11 @@ static void spoil(const struct lie *lie, void *packet, int *fds, uint32_t n_fds)
 	struct kv_msg_pool_opened *opened = packet;
 	uint64_t *said[] = {&opened->index_bytes, &opened->blocks_bytes, &opened->session_bytes};
 
+	if (lie->how == OLDER) {
+		if (head->type == KV_MSG_WELCOME)
+			((struct kv_msg_welcome *)packet)->shm_abi = 1;
+		return;
+	}
 	if (head->type == KV_MSG_POOL_OPENED && lie->file != ARENA && n_fds == 3)
 		exchange(lie, &fds[lie->file], said[lie->file]);
 	if (head->type == KV_MSG_ARENA_PART && lie->how == OF_A_GPU) {
