@@ -6,7 +6,6 @@
  */
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 #include "alloc/hash.h"
 #include "libclient/group.h"
@@ -118,29 +117,17 @@ static int next_is_promised(struct kv_gseq *seq, const int32_t *tokens, size_t n
 KV_PUBLIC int kv_gseq_follow(struct kv_gseq *seq, const int32_t *tokens, size_t n, int64_t timeout,
 			     size_t *ret_hit)
 {
-	int64_t deadline = kv_now() + timeout;
-	int64_t pause = KV_MSEC / 5;
-	bool waited = false;
+	struct kv_follow f = kv_follow_begin(timeout);
+	size_t before;
+	int r;
 
-	for (;;) {
-		size_t before = seq->len;
-		int r = kv_gseq_lookup(seq, tokens, n, ret_hit);
-
+	do {
+		before = seq->len;
+		r = kv_gseq_lookup(seq, tokens, n, ret_hit);
 		if (!r)
 			r = next_is_promised(seq, tokens, n);
 		if (r < 0)
 			return r;
-		if (!r) {
-			/* A promise ends after its blocks are there: one more look, if it was that. */
-			if (!waited || seq->len > before)
-				return 0;
-			waited = false;
-			continue;
-		}
-		if (timeout <= 0 || kv_now() >= deadline)
-			return KV_PROMISED;
-		nanosleep(&(struct timespec){ .tv_nsec = pause }, NULL);
-		pause = pause < 2 * KV_MSEC ? pause + pause / 4 : pause;
-		waited = true;
-	}
+	} while (kv_follow_again(&f, r, seq->len > before, &r));
+	return r;
 }

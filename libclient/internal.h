@@ -288,6 +288,14 @@ void kv_promise_end(struct kv_pool *pool, struct kv_key key);
 bool kv_promise_make(struct kv_pool *pool, struct kv_key key, int64_t until);
 /* kv_promise_stands() - has another session promised it? */
 bool kv_promise_stands(struct kv_pool *pool, struct kv_key key);
+/* How a lookup is repeated while another session computes what comes next. */
+struct kv_follow {
+	int64_t deadline, pause;
+	bool waited;
+};
+struct kv_follow kv_follow_begin(int64_t timeout);
+/* kv_follow_again() - after a lookup that @grew or not: true after a pause; false, and *ret is the answer */
+bool kv_follow_again(struct kv_follow *f, bool promised, bool grew, int *ret);
 /* kv_promise_shorten() - it was published: the promise ends soon, by itself */
 void kv_promise_shorten(struct kv_pool *pool, struct kv_key key);
 /* kv_seq_need() - blocks to be had for @n_tokens in total. 0; KV_TOO_LARGE */

@@ -187,30 +187,39 @@ static int next_is_promised(struct kv_seq *seq, const int32_t *tokens, size_t n)
 	return kv_promise_stands(seq->pool, key);
 }
 
+struct kv_follow kv_follow_begin(int64_t timeout)
+{
+	return (struct kv_follow){ .deadline = timeout > 0 ? kv_deadline(timeout) : kv_now(), .pause = KV_MSEC / 5 };
+}
+
+bool kv_follow_again(struct kv_follow *f, bool promised, bool grew, int *ret)
+{
+	bool waited = f->waited;
+
+	*ret = promised ? KV_PROMISED : 0;
+	f->waited = promised;
+	/* A promise ends after its block is there: one more look, if it was that. */
+	if (!promised)
+		return waited && !grew;
+	if (kv_now() >= f->deadline)
+		return false;
+	nanosleep(&(struct timespec){ .tv_nsec = f->pause }, NULL);
+	f->pause = f->pause < 2 * KV_MSEC ? f->pause + f->pause / 4 : f->pause;
+	return true;
+}
+
 KV_PUBLIC int kv_seq_follow(struct kv_seq *seq, const int32_t *tokens, size_t n, int64_t timeout,
 			    size_t *ret_hit)
 {
-	int64_t deadline = kv_now() + timeout;
-	int64_t pause = KV_MSEC / 5;
-	bool waited = false;
+	struct kv_follow f = kv_follow_begin(timeout);
+	size_t before;
+	int r;
 
-	for (;;) {
-		size_t before = seq->len;
-		int r = kv_seq_lookup(seq, tokens, n, ret_hit);
-
+	do {
+		before = seq->len;
+		r = kv_seq_lookup(seq, tokens, n, ret_hit);
 		if (r < 0)
 			return r;
-		if (!next_is_promised(seq, tokens, n)) {
-			/* A promise ends after its block is there: one more look, if it was that. */
-			if (!waited || seq->len > before)
-				return 0;
-			waited = false;
-			continue;
-		}
-		if (timeout <= 0 || kv_now() >= deadline)
-			return KV_PROMISED;
-		nanosleep(&(struct timespec){ .tv_nsec = pause }, NULL);
-		pause = pause < 2 * KV_MSEC ? pause + pause / 4 : pause;
-		waited = true;
-	}
+	} while (kv_follow_again(&f, next_is_promised(seq, tokens, n), seq->len > before, &r));
+	return r;
 }
