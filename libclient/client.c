@@ -6,13 +6,16 @@
 #include "include/internal/paths.h"
 #include "libclient/internal.h"
 
-int64_t kv_deadline(int64_t timeout)
+int64_t kv_until(int64_t timeout)
 {
 	int64_t now = kv_now();
 
-	if (timeout == 0)
-		timeout = KV_DEFAULT_TIMEOUT;
 	return timeout < 0 ? now : timeout > INT64_MAX - now ? INT64_MAX : now + timeout;
+}
+
+int64_t kv_deadline(int64_t timeout)
+{
+	return kv_until(timeout ? timeout : KV_DEFAULT_TIMEOUT);
 }
 
 int kv_options_copy(void *to, size_t size, const void *options)

@@ -338,7 +338,7 @@ static int count_need(const struct kv_gseq *seq, size_t n_tokens, struct taken *
 
 static int take(const struct kv_gseq *seq, struct taken *t, int64_t timeout)
 {
-	int64_t deadline = kv_now() + timeout;
+	int64_t deadline = kv_until(timeout);
 	const struct kv_groups *groups = seq->groups;
 	uint32_t *n = &t->n;
 

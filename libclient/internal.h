@@ -99,6 +99,7 @@ struct kv_client {
 };
 
 int64_t kv_deadline(int64_t timeout); /* 0: the default */
+int64_t kv_until(int64_t timeout);    /* 0: now */
 /* kv_options_copy() - a caller's options, of its version's size, to ours; -EINVAL: no size given */
 int kv_options_copy(void *to, size_t size, const void *options);
 

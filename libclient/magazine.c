@@ -254,7 +254,7 @@ static int ask(struct kv_pool *pool, uint32_t n, int64_t timeout)
 /* The slow half of a take: fewer than @n are in the stack. */
 static SLOW int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
 {
-	int64_t deadline = kv_now() + (timeout > 0 ? timeout : 0);
+	int64_t deadline = kv_until(timeout);
 	int r;
 
 	if (pool->read_only)

@@ -34,7 +34,7 @@ KV_PUBLIC int kv_pool_pressure(struct kv_pool *pool, struct kv_pressure *ret)
 KV_PUBLIC int kv_pool_pressure_wait(struct kv_pool *pool, uint32_t sequence, int64_t timeout,
 				    struct kv_pressure *ret)
 {
-	int64_t deadline = kv_now() + timeout;
+	int64_t deadline = kv_until(timeout);
 	int r = kv_forked(pool->fork_generation);
 
 	if (r < 0)

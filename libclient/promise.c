@@ -189,7 +189,7 @@ static int next_is_promised(struct kv_seq *seq, const int32_t *tokens, size_t n)
 
 struct kv_follow kv_follow_begin(int64_t timeout)
 {
-	return (struct kv_follow){ .deadline = timeout > 0 ? kv_deadline(timeout) : kv_now(), .pause = KV_MSEC / 5 };
+	return (struct kv_follow){ .deadline = kv_until(timeout), .pause = KV_MSEC / 5 };
 }
 
 bool kv_follow_again(struct kv_follow *f, bool promised, bool grew, int *ret)
