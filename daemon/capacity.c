@@ -268,10 +268,12 @@ static bool may_compact(const struct kv_pool *pool)
 	return pool->layout.kind == KV_LAYOUT_FLAT && spare_extents(pool);
 }
 
-/* Up to @n extents that others own and have nothing in, from whoever has most of them. Return: how many. */
-static uint32_t take_empty(struct kv_pool *pool, uint32_t n)
+/*
+ * Up to @n extents on these GPUs that pools but @except own and have nothing in, from whoever has most of
+ * them: that costs nobody's cache. Return: how many.
+ */
+static uint32_t take_empty(struct kv_daemon *d, uint32_t gpu_mask, const struct kv_pool *except, uint32_t n)
 {
-	struct kv_daemon *d = pool->daemon;
 	uint32_t done = 0, got;
 
 	do {
@@ -281,7 +283,7 @@ static uint32_t take_empty(struct kv_pool *pool, uint32_t n)
 			struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
 
 			/* Who waits would take them back. */
-			if (other == pool || !(other->gpu_mask & pool->gpu_mask) || other->n_waiting ||
+			if (other == except || !(other->gpu_mask & gpu_mask) || other->n_waiting ||
 			    !may_compact(other))
 				continue;
 			if (kv_space_n_spare(&other->books.space) >
@@ -299,7 +301,7 @@ static uint32_t take_from_others(struct kv_pool *pool, uint32_t n, bool own_too)
 {
 	struct kv_daemon *d = pool->daemon;
 	struct kv_pool *other;
-	uint32_t done = take_empty(pool, n), coming = 0;
+	uint32_t done = take_empty(d, pool->gpu_mask, pool, n), coming = 0;
 	uint64_t round = ++d->giving_round;
 
 	kv_shares_update(d, pool->gpu_mask);
@@ -333,10 +335,14 @@ void kv_reserve_fill(struct kv_daemon *d)
 		uint32_t n = reserve(d, g), have = d->extents.n[g] -
 						   d->extents.n_state[g][KV_EXTENT_OWNED];
 		uint64_t round = ++d->giving_round;
+		uint32_t empty;
 		bool more;
 
 		if (have >= n)
 			continue;
+		empty = take_empty(d, 1u << g, NULL, n - have);
+		have += empty;
+		d->moved_extents += empty;
 		kv_shares_update(d, 1u << g);
 		while (have < n && (giver = kv_share_giver(d, 1u << g, NULL, round)) &&
 		       giver->n_extents > giver->share_extents) {
@@ -618,7 +624,7 @@ static bool extents_coming(struct kv_pool *pool, uint32_t n)
 		return false;
 	if (may_get(pool, n))
 		return true;
-	got = take_empty(pool, to_be_given(pool, n));
+	got = take_empty(pool->daemon, pool->gpu_mask, pool, to_be_given(pool, n));
 	pool->daemon->moved_extents += got;
 	if (got)
 		kv_mover_scrub(pool->daemon);

@@ -366,7 +366,7 @@ void kv_capacity_trim(struct kv_pool *pool); /* down to its maximum, as far as n
 uint64_t kv_thread_ns(void); /* CPU time of this thread */
 /* kv_capacity_is_coming() - not all that is being zeroed for a request has come: no use in looking */
 bool kv_capacity_is_coming(const struct kv_session *session);
-void kv_reserve_fill(struct kv_daemon *d); /* with extents of pools above their share */
+void kv_reserve_fill(struct kv_daemon *d); /* with empty extents, then those of pools above their share */
 uint32_t kv_capacity_extents(const struct kv_pool *pool, uint64_t bytes);
 uint32_t kv_capacity_lacking(const struct kv_pool *pool, uint32_t n); /* in extents */
 /* A new pool's first extents. 0; -EAGAIN: being zeroed; -ENOMEM with text */

@@ -113,8 +113,13 @@ static void tries(struct process *self, void *arg)
 {
 	const struct attempt *a = arg;
 	KV_OPTIONS(kv_pool_limits, limits, .change = KV_LIMIT_WEIGHT, .weight = 2);
+	struct kv_msg_trace trace = {.salt = 1};
+	const struct kv_wire_head *answer;
+	struct kv_session_stats *sessions;
+	struct kv_block_stats block;
 	struct kv_client *own;
-	int r;
+	int32_t *tokens;
+	int r, fd;
 
 	process_become(a->uid, a->gid);
 	own = client_new();
@@ -130,6 +135,18 @@ static void tries(struct process *self, void *arg)
 	r = kv_worker_restart(own, "/dev/null", TIMEOUT);
 	expect((r == -EPERM) == (a->restart == -EPERM), "user %u restarts: %d (%s)", a->uid, r,
 	       kv_error_text());
+	r = kv_block_show(own, a->pool, 1, &block, &sessions, &tokens, TIMEOUT);
+	expect(r == a->read, "user %u is shown a block of '%s': %d (%s)", a->uid, a->pool, r, kv_error_text());
+	if (!r) {
+		free(sessions);
+		free(tokens);
+	}
+	fd = raw_hello();
+	raw_send(fd, KV_MSG_TRACE, (char *)&trace + sizeof(trace.head), sizeof(trace) - sizeof(trace.head));
+	answer = raw_receive(fd, NULL);
+	expect(a->restart == -EPERM ? raw_is_error(answer, -EPERM, "may not record") : answer->type == KV_MSG_OK,
+	       "user %u records what others ask for", a->uid);
+	close(fd);
 	kv_disconnect(own);
 	process_say(self, 0);
 }

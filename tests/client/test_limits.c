@@ -540,8 +540,11 @@ static void *waits_for_notices(void *arg)
 
 	if (kv_pool_pressure_wait(arg, 0, 20 * KV_MSEC, &p) != 0 || now_ns() - start < 20 * KV_MSEC)
 		return "a notice without a reason, or no wait";
-	if (kv_pool_pressure_wait(arg, 0, TIMEOUT, &p) != 1)
+	start = now_ns();
+	if (kv_pool_pressure_wait(arg, 0, 2 * TIMEOUT, &p) != 1)
 		return "no notice";
+	if (now_ns() - start > TIMEOUT)
+		return "it slept on";
 	return p.sequence == 1 && p.n_blocks ? NULL : "a notice that asks for nothing";
 }
 

@@ -355,6 +355,25 @@ START_TEST(a_plans_groups_are_the_groups_of_sequences)
 }
 END_TEST
 
+START_TEST(of_several_windows_in_a_block_the_widest_is_kept)
+{
+	struct kv_plan_group both[] = {{.kind = KV_GROUP_WINDOW, .window = 128, .block_tokens = BLOCK_TOKENS},
+				       {.kind = KV_GROUP_WINDOW, .window = 512, .block_tokens = BLOCK_TOKENS}};
+	struct kv_plan_pool planned = {.block_tokens = BLOCK_TOKENS, .block_bytes = BLOCK_BYTES};
+	struct kv_plan plan = {.layout = KV_PLAN_SPLIT, .n_groups = 2, .n_pools = 1, .groups = both, .pools = &planned};
+	struct kv_pool *pool = pool_new(client, "small", 4);
+	struct kv_group groups[2];
+
+	ck_assert_int_eq(kv_plan_to_groups(&plan, &pool, NULL, 0, groups, NULL), 1);
+	ck_assert_uint_eq(groups[0].window, 512);
+	both[0].window = 512;
+	both[1].window = 128;
+	ck_assert_int_eq(kv_plan_to_groups(&plan, &pool, NULL, 0, groups, NULL), 1);
+	ck_assert_uint_eq(groups[0].window, 512);
+	kv_pool_close(pool);
+}
+END_TEST
+
 START_TEST(groups_that_fill_a_slabs_blocks_with_different_tokens_are_refused)
 {
 	KV_OPTIONS(kv_plan_options, o, .layout = KV_PLAN_SLAB, .budget_bytes = 64 * GIB);
@@ -557,6 +576,7 @@ static Suite *suite(void)
 	tcase_add_test(t, an_encoders_output_is_a_block_of_its_tokens);
 	tcase_add_loop_test(t, a_plans_groups_are_the_groups_of_sequences, 0,
 			    sizeof(hybrids) / sizeof(hybrids[0]));
+	tcase_add_test(t, of_several_windows_in_a_block_the_widest_is_kept);
 	tcase_add_test(t, groups_that_fill_a_slabs_blocks_with_different_tokens_are_refused);
 	tcase_add_test(t, a_pool_that_no_layout_can_express_is_refused_with_the_reason);
 	tcase_add_loop_test(t, pools_whose_rows_are_no_tokens_or_whose_groups_take_turns_are_opened,
