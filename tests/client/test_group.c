@@ -501,6 +501,11 @@ START_TEST(a_hybrid_is_followed_while_it_is_computed_and_its_promise_ends_with_i
 	ck_assert_int_eq(kv_gseq_follow(reader, tokens, 60, 0, &hit), KV_PROMISED);
 	must(kv_gseq_preempt(writer, NULL));
 	must(kv_gseq_follow(reader, tokens, 60, 0, &hit));
+	/* So does a promise of something else. */
+	must(kv_gseq_promise(writer, tokens, 60, 60 * KV_SEC, NULL));
+	must(kv_gseq_promise(writer, tokens_of(6, 60), 60, 60 * KV_SEC, NULL));
+	must(kv_gseq_follow(reader, tokens, 60, 0, &hit));
+	ck_assert_int_eq(kv_gseq_follow(reader, tokens_of(6, 60), 60, 0, &hit), KV_PROMISED);
 	kv_gseq_free(writer, NULL);
 	kv_gseq_free(reader, NULL);
 	model_close(&other);
