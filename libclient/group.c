@@ -268,7 +268,8 @@ int kv_gseq_keep_tokens(struct kv_gseq *seq, const int32_t *tokens, size_t n)
 {
 	int r = kv_seq_grow((void **)&seq->tokens, &seq->tokens_room, n, sizeof(*tokens));
 
-	if (!r)
+	/* They may be its own. */
+	if (!r && n > seq->len)
 		memmove(seq->tokens + seq->len, tokens + seq->len, (n - seq->len) * sizeof(*tokens));
 	return r;
 }

@@ -166,7 +166,9 @@ static int send_open(struct kv_pool *pool, const struct kv_pool_options *o, int6
 	kv_cleanup(kv_freep) struct kv_msg_pool_open *msg = calloc(1, size);
 	const char *texts[] = { o->name, o->model, o->revision, o->name_space };
 	static const char *const names[] = { "name", "model", "revision", "name_space" };
-	char *to[] = { msg->name, msg->model, msg->revision, msg->name_space };
+	static const size_t to[] = { offsetof(struct kv_msg_pool_open, name), offsetof(struct kv_msg_pool_open, model),
+				     offsetof(struct kv_msg_pool_open, revision),
+				     offsetof(struct kv_msg_pool_open, name_space) };
 	int r;
 
 	if (!msg)
@@ -176,7 +178,7 @@ static int send_open(struct kv_pool *pool, const struct kv_pool_options *o, int6
 			return kv_error(-EINVAL, "%s: '%s' has %zu bytes, at most %d are allowed",
 					names[i], texts[i], strlen(texts[i]), KV_NAME_MAX - 1);
 		if (texts[i])
-			strcpy(to[i], texts[i]);
+			strcpy((char *)msg + to[i], texts[i]);
 	}
 	msg->tp_ranks = o->tp_ranks ? o->tp_ranks : 1;
 	msg->gpu_mask = o->gpu_mask ? o->gpu_mask : 1;
