@@ -76,6 +76,7 @@ static void say(uint64_t n)
 	       N(claims), N(raw_blocks), N(epochs),
 	       (unsigned long long)daemon_stats(walk_models[0].client).moved_bytes_total >> 20,
 	       (unsigned long long)gpu_stats(walk_models[0].client).scrubbed_bytes_total >> 20);
+	fflush(stdout); /* a failure that follows would lose it */
 }
 
 static void expect_variety(uint64_t n)

@@ -20,7 +20,7 @@
 struct own {
 	struct kv_seq *seq;
 	int who, salt;
-	uint32_t epoch;
+	uint32_t prompt, epoch;
 	int32_t tokens[MOST_LEN + 8];
 	size_t sure; /* tokens that others must find while this one lives */
 	enum { NO, MAYBE, YES } promised[MOST_BLOCKS];
@@ -238,15 +238,23 @@ static void begin(void)
 		end(walk_pick(n_owns));
 	own = &owns[n_owns++];
 	*own = (struct own){.who = (int)walk_pick(2), .salt = (int)walk_pick(3), .epoch = epoch};
+	own->prompt = walk_pick(N_PROMPTS);
+	/* Often what another one has, or computes. */
+	if (n_owns > 1 && walk_pick(2)) {
+		const struct own *other = &owns[walk_pick(n_owns - 1)];
+
+		own->prompt = other->prompt;
+		own->salt = other->salt;
+	}
 	must(kv_seq_new(pools[own->who], &own->seq));
 	if (own->salt)
 		must(kv_seq_field(own->seq, KV_TAG_SALT, own->salt == 1 ? "a" : "b", 1));
-	walk_tokens(own->tokens, walk_pick(N_PROMPTS));
+	walk_tokens(own->tokens, own->prompt);
 	hit = walk_pick(2) ? found(own, n) : followed(own, n);
 	expect(hit < n && hit % TOKENS == 0, "%zu of %zu tokens are found", hit, n);
 	run(own, hit);
 	walked.hits += hit;
-	if (walk_pick(3) == 0) {
+	if (walk_pick(2)) {
 		size_t promised;
 
 		must(kv_seq_promise(own->seq, own->tokens, MOST_LEN, MINUTE, &promised));
