@@ -331,22 +331,29 @@ __global__ void __launch_bounds__(SELECT_THREADS) select_keys(struct kv_index_ar
 	sync_ranks<RANKS>(); /* nobody's shared memory goes while another reads it */
 }
 
+/* Thread blocks that share a row: a cluster, where the device has them and rows are long. */
+static int ranks_of(const struct kv_index_args *args)
+{
+#ifdef KV_HAVE_SM90A
+	int device, major;
+
+	if (args->max_seq_len > 4096 && cudaGetDevice(&device) == cudaSuccess &&
+	    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+	    major == 9)
+		return 8;
+#endif
+	return 1;
+}
+
 extern "C" int kv_index_select_cuda(const struct kv_index_args *args)
 {
 	struct kv_index_args a = *args;
 	void *params[] = {&a};
 	cudaLaunchConfig_t config = {};
 	cudaLaunchAttribute attribute = {};
-	int ranks = 1, device = 0, major = 0;
+	int ranks = ranks_of(args);
 	cudaError_t e;
 
-#ifdef KV_HAVE_SM90A
-	if (cudaGetDevice(&device) == cudaSuccess &&
-	    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
-		    cudaSuccess &&
-	    major == 9 && args->max_seq_len > 4096)
-		ranks = 8;
-#endif
 	if ((int64_t)args->n_tokens * ranks > INT32_MAX)
 		return kv_error(-ENOTSUP, "n_tokens: %d given, too many for one launch",
 				args->n_tokens);
@@ -362,8 +369,6 @@ extern "C" int kv_index_select_cuda(const struct kv_index_args *args)
 				ranks > 1 ? (const void *)select_keys<8>
 					  : (const void *)select_keys<1>,
 				params);
-	(void)device;
-	(void)major;
 	if (e == cudaSuccess)
 		return 0;
 	cudaGetLastError();

@@ -210,9 +210,10 @@ __device__ static void share(const struct kv_split_params &p, const struct cut &
 		merge<S>(p, s, part, slot0, n, 1, true);
 }
 
-/* 8 or 16 bytes at @at of the shared memory of thread block @rank of the cluster. */
+/* 8 or 16 bytes at @at of the shared memory of thread block @rank of the cluster; before sm_90 there are none. */
 __device__ static float2 load_near2(uint32_t at, int rank)
 {
+#if __CUDA_ARCH__ >= 900
 	float2 x;
 
 	asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %2, %3;\n"
@@ -221,10 +222,14 @@ __device__ static float2 load_near2(uint32_t at, int rank)
 		     : "r"(at), "r"(rank)
 		     : "memory");
 	return x;
+#else
+	return {};
+#endif
 }
 
 __device__ static float4 load_near4(uint32_t at, int rank)
 {
+#if __CUDA_ARCH__ >= 900
 	float4 x;
 
 	asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %4, %5;\n"
@@ -233,6 +238,9 @@ __device__ static float4 load_near4(uint32_t at, int rank)
 		     : "r"(at), "r"(rank)
 		     : "memory");
 	return x;
+#else
+	return {};
+#endif
 }
 
 /*
