@@ -2,9 +2,11 @@
 /* Every instruction set against plain arithmetic, and each against itself in other company. */
 #include <check.h>
 #include <math.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/engine/golden_weights.h"
 #include "tools/engine/gguf.h"
 #include "tools/engine/rows.h"
 
@@ -101,6 +103,46 @@ START_TEST(weights_are_what_their_format_says)
 				ck_assert_float_eq(out[i], (float)plain_weight(types[t], row, i));
 		}
 	}
+}
+END_TEST
+
+/* By another program, golden_weights.py. */
+START_TEST(every_format_is_read_as_others_read_it)
+{
+	float out[256], want;
+
+	use_set(_i);
+	for (size_t t = 0; t < sizeof(golden_weights) / sizeof(golden_weights[0]); t++) {
+		const struct golden_weights *golden = &golden_weights[t];
+
+		ck_assert_uint_gt(kv_weight_row_bytes(golden->type, 256), 0);
+		ck_assert_uint_le(kv_weight_row_bytes(golden->type, 256), sizeof(golden->row));
+		rows->widen(golden->type, golden->row, out, 256);
+		for (int i = 0; i < 256; i++) {
+			memcpy(&want, &golden->bits[i], sizeof(want));
+			ck_assert_msg(out[i] == want, "type %u, element %d is %.9g, not %.9g",
+				      golden->type, i, out[i], want);
+		}
+	}
+}
+END_TEST
+
+START_TEST(a_row_has_whole_blocks)
+{
+	static const struct {
+		uint32_t type;
+		uint64_t n;
+		uint64_t bytes;
+	} cases[] = {
+		{KV_WEIGHT_F32, 3, 12},	      {KV_WEIGHT_BF16, 3, 6},	    {KV_WEIGHT_Q5_0, 64, 44},
+		{KV_WEIGHT_Q5_0, 33, 0},      {KV_WEIGHT_Q5_1, 32, 24},	    {KV_WEIGHT_Q4_K, 512, 288},
+		{KV_WEIGHT_Q4_K, 32, 0},      {KV_WEIGHT_Q5_K, 256, 176},   {KV_WEIGHT_Q6_K, 256, 210},
+		{KV_WEIGHT_Q6_K, 128, 0},     {10, 256, 0},		    {31, 256, 0},
+		{KV_WEIGHT_F32, ~0ull, 0},
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		ck_assert_uint_eq(kv_weight_row_bytes(cases[i].type, cases[i].n), cases[i].bytes);
 }
 END_TEST
 
@@ -214,6 +256,8 @@ int main(void)
 
 	tcase_set_timeout(tests, 120);
 	tcase_add_loop_test(tests, weights_are_what_their_format_says, 0, 3);
+	tcase_add_loop_test(tests, every_format_is_read_as_others_read_it, 0, 3);
+	tcase_add_test(tests, a_row_has_whole_blocks);
 	tcase_add_loop_test(tests, every_half_is_converted_exactly, 0, 3);
 	tcase_add_loop_test(tests, products_are_near_those_in_double, 0, 3);
 	tcase_add_loop_test(tests, a_product_has_the_same_bits_in_any_company, 0, 3);

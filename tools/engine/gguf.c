@@ -159,41 +159,6 @@ static int read_pair(struct cursor *c, struct pair *ret)
 	return 0;
 }
 
-uint64_t kv_weight_row_bytes(uint32_t type, uint64_t n)
-{
-	uint64_t block = 32, bytes, ret;
-
-	switch (type) {
-	case KV_WEIGHT_F32:
-		block = 1;
-		bytes = 4;
-		break;
-	case KV_WEIGHT_F16:
-		block = 1;
-		bytes = 2;
-		break;
-	case KV_WEIGHT_Q4_0:
-		bytes = 18;
-		break;
-	case KV_WEIGHT_Q4_1:
-		bytes = 20;
-		break;
-	case KV_WEIGHT_Q8_0:
-		bytes = 34;
-		break;
-	default:
-		return 0;
-	}
-	if (n % block || __builtin_mul_overflow(n / block, bytes, &ret))
-		return 0;
-	return ret;
-}
-
-static bool known_type(uint32_t type)
-{
-	return kv_weight_row_bytes(type, 32) > 0;
-}
-
 /* Reads a tensor's entry; its data is found later, when it is known where the data starts. */
 static int read_tensor(struct cursor *c, struct kv_tensor *ret, uint64_t *ret_offset)
 {
@@ -242,17 +207,17 @@ static int place_tensor(struct kv_tensor *t, uint64_t offset, const struct curso
 {
 	uint64_t room = data->end - data->at, bytes;
 
-	if (!known_type(t->type))
+	if (!kv_weight_block(t->type))
 		return 0;
 
 	t->row_bytes = kv_weight_row_bytes(t->type, t->n_cols);
 	if (!t->row_bytes || !t->n_rows)
 		return kv_engine_error(-EINVAL,
 				       "GGUF: tensor %.*s of type %u has rows of %llu elements, "
-				       "a positive multiple of %d is needed",
+				       "a positive multiple of %u is needed",
 				       (int)t->name.len, t->name.at, t->type,
 				       (unsigned long long)t->n_cols,
-				       t->type <= KV_WEIGHT_F16 ? 1 : 32);
+				       kv_weight_block(t->type));
 	if (offset % alignment)
 		return kv_engine_error(
 			-EINVAL,
@@ -592,6 +557,29 @@ int kv_gguf_i32s(const struct kv_gguf *file, const char *key, int32_t **ret, siz
 	return 0;
 }
 
+int kv_gguf_f32s(const struct kv_gguf *file, const char *key, float **ret, size_t *ret_n)
+{
+	const struct pair *pair;
+	float *values;
+	int r;
+
+	r = find_pair(file, key, true, &pair);
+	if (r < 0)
+		return r;
+	if (pair->type != KV_GGUF_F32)
+		return kv_engine_error(-EINVAL, "GGUF: %s holds type %u, floats of 32 bits are needed",
+				       key, pair->type);
+
+	values = calloc(pair->n + 1, sizeof(*values));
+	if (!values)
+		return -ENOMEM;
+
+	memcpy(values, pair->at, pair->n * sizeof(*values));
+	*ret = values;
+	*ret_n = pair->n;
+	return 0;
+}
+
 int kv_gguf_tensor(const struct kv_gguf *file, const char *name, const struct kv_tensor **ret)
 {
 	for (uint64_t i = 0; i < file->n_tensors; i++) {
@@ -601,9 +589,8 @@ int kv_gguf_tensor(const struct kv_gguf *file, const char *name, const struct kv
 			continue;
 		if (!t->data)
 			return kv_engine_error(-ENOTSUP,
-					       "GGUF: tensor %s has type %u; F32 (0), F16 (1), "
-					       "Q4_0 (2), Q4_1 (3) and Q8_0 (8) are supported",
-					       name, t->type);
+					       "GGUF: tensor %s has type %u; %s are supported",
+					       name, t->type, kv_weight_names());
 
 		*ret = t;
 		return 0;

@@ -19,6 +19,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tools/engine/weight.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -43,21 +45,6 @@ enum kv_gguf_type {
 	KV_GGUF_F64 = 12,
 };
 
-/*
- * Types of tensor elements, as the file numbers them. Quantised rows are blocks of 32 elements:
- *	Q8_0  f16 d, i8 q[32]		w = d * q
- *	Q4_0  f16 d, u8 q[16]		w = d * (q - 8)
- *	Q4_1  f16 d, f16 m, u8 q[16]	w = d * q + m
- * Byte i of 4-bit q holds element i in its low half and element i + 16 in its high half.
- */
-enum kv_weight_type {
-	KV_WEIGHT_F32 = 0,
-	KV_WEIGHT_F16 = 1,
-	KV_WEIGHT_Q4_0 = 2,
-	KV_WEIGHT_Q4_1 = 3,
-	KV_WEIGHT_Q8_0 = 8,
-};
-
 struct kv_gguf;
 
 /* Bytes inside the file; no NUL at the end. */
@@ -74,9 +61,6 @@ struct kv_tensor {
 	uint64_t row_bytes;
 	const void *data; /* [n_rows][row_bytes] */
 };
-
-/* kv_weight_row_bytes() - bytes of a row of @n elements; 0 for an unknown type or a broken row */
-uint64_t kv_weight_row_bytes(uint32_t type, uint64_t n);
 
 /**
  * kv_gguf_open() - map a file and check it
@@ -103,6 +87,7 @@ int kv_gguf_text(const struct kv_gguf *file, const char *key, struct kv_text *re
 /* Arrays: *ret is from malloc(), [*ret_n]; the caller frees it. Return: also -ENOMEM. */
 int kv_gguf_texts(const struct kv_gguf *file, const char *key, struct kv_text **ret, size_t *ret_n);
 int kv_gguf_i32s(const struct kv_gguf *file, const char *key, int32_t **ret, size_t *ret_n);
+int kv_gguf_f32s(const struct kv_gguf *file, const char *key, float **ret, size_t *ret_n);
 
 /**
  * kv_gguf_tensor() - a tensor by name
