@@ -70,6 +70,15 @@ void image_pair_i32s(struct image *image, const char *key, const int32_t *values
 	image_put(image, values, n * sizeof(*values));
 }
 
+void image_pair_f32s(struct image *image, const char *key, const float *values, size_t n)
+{
+	image_text(image, key);
+	image_u32(image, KV_GGUF_ARRAY);
+	image_u32(image, KV_GGUF_F32);
+	image_u64(image, n);
+	image_put(image, values, n * sizeof(*values));
+}
+
 void image_tensor(struct image *image, const char *name, uint32_t n_dims, const uint64_t *dims,
 		  uint32_t type, uint64_t offset)
 {

@@ -23,6 +23,7 @@ void image_pair_u32(struct image *image, const char *key, uint32_t value);
 void image_pair_text(struct image *image, const char *key, const char *value);
 void image_pair_texts(struct image *image, const char *key, const char *const *values, size_t n);
 void image_pair_i32s(struct image *image, const char *key, const int32_t *values, size_t n);
+void image_pair_f32s(struct image *image, const char *key, const float *values, size_t n);
 void image_tensor(struct image *image, const char *name, uint32_t n_dims, const uint64_t *dims,
 		  uint32_t type, uint64_t offset);
 void image_align(struct image *image, size_t alignment);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two hash tables do the work: bytes of a token -> id, and (left id, right id) -> (rank, id of the
- * two joined). Merging takes the pair of lowest rank, the leftmost of equals, from a heap, so that
- * a long piece costs n log n.
+ * The vocabulary is a hash table from words to ids. Special tokens lie in the order of their words, so that those
+ * that agree with a text are a range, which each further byte narrows.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -11,44 +10,11 @@
 
 #include "include/internal/cleanup.h"
 #include "tools/engine/error.h"
-#include "tools/engine/pattern.h"
-#include "tools/engine/tokenizer.h"
-#include "tools/engine/unicode.h"
+#include "tools/engine/tokenizer_parts.h"
 
-/* What the file says of a token. */
-enum {
-	TYPE_NORMAL = 1,
-	TYPE_CONTROL = 3,
-	TYPE_USER = 4,
-};
+static const struct kv_tokenizer_kind *const kinds[] = {&kv_tokenizer_bpe, &kv_tokenizer_spm};
 
-struct merge {
-	int32_t left;
-	int32_t right; /* -1: an empty place */
-	int32_t joined;
-	uint32_t rank;
-};
-
-struct kv_tokenizer {
-	size_t n;
-	struct kv_text *pieces; /* [n] bytes a token stands for */
-	char *bytes;		/* of all pieces */
-	int32_t *types;		/* [n] */
-	int32_t *ids;		/* hash table of ids by piece; -1: an empty place */
-	struct merge *merges;	/* hash table by pair */
-	size_t ids_mask;
-	size_t merges_mask;
-	int32_t byte_ids[256]; /* -1: the vocabulary lacks this byte */
-	int32_t *special;      /* [n_special] control and user tokens */
-	size_t n_special;
-	bool special_first[256]; /* does one begin with this byte? */
-	bool digits_alone;
-	bool add_bos;
-	uint32_t bos;
-	uint32_t eos;
-	uint32_t eot;
-	struct kv_text template; /* in the file; empty: none */
-};
+#define N_OF(table) (sizeof(table) / sizeof((table)[0]))
 
 int kv_tokens_push(struct kv_tokens *tokens, int32_t token)
 {
@@ -71,8 +37,7 @@ void kv_tokens_deinit(struct kv_tokens *tokens)
 	*tokens = (struct kv_tokens){0};
 }
 
-/* Places of a hash table that stays at most half full. */
-static size_t table_mask(size_t n)
+size_t kv_tokenizer_table_mask(size_t n)
 {
 	size_t size = 16;
 
@@ -81,78 +46,78 @@ static size_t table_mask(size_t n)
 	return size - 1;
 }
 
-static int32_t find_piece(const struct kv_tokenizer *t, const char *s, size_t len)
+static size_t word_place(const struct kv_tokenizer *t, const char *s, size_t len)
 {
 	size_t i = XXH3_64bits(s, len) & t->ids_mask;
 
 	for (; t->ids[i] >= 0; i = (i + 1) & t->ids_mask) {
-		const struct kv_text *piece = &t->pieces[t->ids[i]];
+		const struct kv_text *word = &t->words[t->ids[i]];
 
-		if (piece->len == len && !memcmp(piece->at, s, len))
-			return t->ids[i];
+		if (word->len == len && !memcmp(word->at, s, len))
+			break;
 	}
-	return -1;
-}
-
-static size_t pair_place(const struct kv_tokenizer *t, int32_t left, int32_t right)
-{
-	uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-	size_t i = XXH3_64bits(&key, sizeof(key)) & t->merges_mask;
-
-	while (t->merges[i].right >= 0 &&
-	       (t->merges[i].left != left || t->merges[i].right != right))
-		i = (i + 1) & t->merges_mask;
 	return i;
 }
 
-static const struct merge *find_merge(const struct kv_tokenizer *t, int32_t left, int32_t right)
+int32_t kv_tokenizer_find(const struct kv_tokenizer *t, const char *s, size_t len)
 {
-	const struct merge *merge = &t->merges[pair_place(t, left, right)];
-
-	return merge->right >= 0 ? merge : NULL;
+	return t->ids[word_place(t, s, len)];
 }
 
-/*
- * Vocabularies write bytes as printable characters: those of 33..126, 161..172 and 174..255 as
- * themselves, the others, in order, as 256, 257, ... Return: the byte, or -1.
- */
-static int byte_of_point(uint32_t point)
+void kv_tokenizer_add_word(struct kv_tokenizer *t, int32_t id)
 {
-	if ((point >= 33 && point <= 126) || (point >= 161 && point <= 172) ||
-	    (point >= 174 && point <= 255))
-		return point;
-	if (point >= 256 && point < 256 + 33)
-		return point - 256;
-	if (point >= 289 && point < 289 + 34)
-		return point - 289 + 127;
-	return point == 323 ? 173 : -1;
+	size_t place = word_place(t, t->words[id].at, t->words[id].len);
+
+	if (t->ids[place] < 0)
+		t->ids[place] = id;
 }
 
-/* The bytes a vocabulary's word stands for; a word that isn't written so stands for itself. */
-static size_t decode_word(struct kv_text word, char *ret)
+static bool is_special(const struct kv_tokenizer *t, size_t id)
 {
-	size_t n = 0, used;
-	uint32_t point;
+	return (t->types[id] == KV_TOKEN_CONTROL || t->types[id] == KV_TOKEN_USER) && t->words[id].len;
+}
 
-	for (size_t i = 0; i < word.len; i += used) {
-		int byte;
+static int by_word(const void *a, const void *b, void *context)
+{
+	const struct kv_tokenizer *t = context;
+	int32_t id_a = *(const int32_t *)a, id_b = *(const int32_t *)b;
+	const struct kv_text *x = &t->words[id_a], *y = &t->words[id_b];
+	int order = memcmp(x->at, y->at, x->len < y->len ? x->len : y->len);
 
-		used = kv_unicode_decode(word.at + i, word.len - i, &point);
-		byte = byte_of_point(point);
-		if (byte < 0) {
-			memcpy(ret, word.at, word.len);
-			return word.len;
-		}
-		ret[n++] = byte;
+	if (order)
+		return order;
+	if (x->len != y->len)
+		return x->len < y->len ? -1 : 1;
+	return id_a < id_b ? -1 : 1;
+}
+
+static int sort_special(struct kv_tokenizer *t)
+{
+	size_t at = 0;
+
+	for (size_t i = 0; i < t->n; i++)
+		t->n_special += is_special(t, i);
+	t->special = calloc(t->n_special + 1, sizeof(*t->special));
+	if (!t->special)
+		return -ENOMEM;
+
+	for (size_t i = 0; i < t->n; i++)
+		if (is_special(t, i))
+			t->special[at++] = i;
+	qsort_r(t->special, t->n_special, sizeof(*t->special), by_word, t);
+	at = 0;
+	for (size_t byte = 0; byte < 257; byte++) {
+		while (at < t->n_special && (uint8_t)t->words[t->special[at]].at[0] < byte)
+			at++;
+		t->special_first[byte] = at;
 	}
-	return n;
+	return 0;
 }
 
 static int read_vocabulary(struct kv_tokenizer *t, const struct kv_gguf *file)
 {
 	kv_cleanup(kv_freep) struct kv_text *words = NULL;
-	size_t n_types, n_bytes = 0;
-	char *at;
+	size_t n_types;
 	int r;
 
 	r = kv_gguf_texts(file, "tokenizer.ggml.tokens", &words, &t->n);
@@ -169,105 +134,18 @@ static int read_vocabulary(struct kv_tokenizer *t, const struct kv_gguf *file)
 		return kv_engine_error(-EINVAL, "tokenizer: %zu tokens but %zu token types", t->n,
 				       n_types);
 
-	for (size_t i = 0; i < t->n; i++)
-		n_bytes += words[i].len;
-	t->ids_mask = table_mask(t->n);
+	t->ids_mask = kv_tokenizer_table_mask(t->n);
+	t->words = calloc(t->n, sizeof(*t->words));
 	t->pieces = calloc(t->n, sizeof(*t->pieces));
-	t->bytes = malloc(n_bytes + 1);
 	t->ids = malloc((t->ids_mask + 1) * sizeof(*t->ids));
-	t->special = calloc(t->n, sizeof(*t->special));
 	if (!t->types)
 		t->types = calloc(t->n, sizeof(*t->types));
-	if (!t->pieces || !t->bytes || !t->ids || !t->special || !t->types)
+	if (!t->words || !t->pieces || !t->ids || !t->types)
 		return -ENOMEM;
 
 	memset(t->ids, 0xff, (t->ids_mask + 1) * sizeof(*t->ids));
-	at = t->bytes;
-	for (size_t i = 0; i < t->n; i++) {
-		struct kv_text *piece = &t->pieces[i];
-		size_t place;
-
-		piece->at = at;
-		if (t->types[i] == TYPE_CONTROL || t->types[i] == TYPE_USER) {
-			memcpy(at, words[i].at, words[i].len);
-			piece->len = words[i].len;
-			if (piece->len) {
-				t->special[t->n_special++] = i;
-				t->special_first[(uint8_t)at[0]] = true;
-			}
-		} else {
-			piece->len = decode_word(words[i], at);
-		}
-		at += piece->len;
-
-		if (find_piece(t, piece->at, piece->len) >= 0)
-			continue; /* the first of equal words is the one that is used */
-		place = XXH3_64bits(piece->at, piece->len) & t->ids_mask;
-		while (t->ids[place] >= 0)
-			place = (place + 1) & t->ids_mask;
-		t->ids[place] = i;
-	}
-
-	for (int i = 0; i < 256; i++) {
-		char byte = i;
-
-		t->byte_ids[i] = find_piece(t, &byte, 1);
-	}
-	return 0;
-}
-
-/* "left right", both and the two joined in the vocabulary */
-static int read_merge(struct kv_tokenizer *t, struct kv_text line, size_t rank, char *scratch)
-{
-	const char *space = line.len > 1 ? memchr(line.at + 1, ' ', line.len - 1) : NULL;
-	int32_t left, right, joined;
-	size_t n_left, n_right, place;
-
-	if (!space)
-		return kv_engine_error(-EINVAL, "tokenizer: merge %zu isn't \"left right\"", rank);
-
-	n_left = decode_word((struct kv_text){line.at, space - line.at}, scratch);
-	n_right = decode_word((struct kv_text){space + 1, line.at + line.len - space - 1},
-			      scratch + n_left);
-	left = find_piece(t, scratch, n_left);
-	right = find_piece(t, scratch + n_left, n_right);
-	joined = find_piece(t, scratch, n_left + n_right);
-	if (left < 0 || right < 0 || joined < 0)
-		return kv_engine_error(-EINVAL, "tokenizer: merge %zu isn't in the vocabulary",
-				       rank);
-
-	place = pair_place(t, left, right);
-	if (t->merges[place].right < 0)
-		t->merges[place] = (struct merge){left, right, joined, rank};
-	return 0;
-}
-
-static int read_merges(struct kv_tokenizer *t, const struct kv_gguf *file)
-{
-	kv_cleanup(kv_freep) struct kv_text *lines = NULL;
-	kv_cleanup(kv_freep) char *scratch = NULL;
-	size_t n, n_longest = 0;
-	int r;
-
-	r = kv_gguf_texts(file, "tokenizer.ggml.merges", &lines, &n);
-	if (r < 0)
-		return r;
-
-	for (size_t i = 0; i < n; i++)
-		n_longest = lines[i].len > n_longest ? lines[i].len : n_longest;
-	t->merges_mask = table_mask(n);
-	t->merges = malloc((t->merges_mask + 1) * sizeof(*t->merges));
-	scratch = malloc(n_longest + 1);
-	if (!t->merges || !scratch)
-		return -ENOMEM;
-
-	memset(t->merges, 0xff, (t->merges_mask + 1) * sizeof(*t->merges));
-	for (size_t i = 0; i < n; i++) {
-		r = read_merge(t, lines[i], i, scratch);
-		if (r < 0)
-			return r;
-	}
-	return 0;
+	r = t->kind->read_words(t, words);
+	return r < 0 ? r : sort_special(t);
 }
 
 static bool text_is(struct kv_text text, const char *s)
@@ -275,10 +153,22 @@ static bool text_is(struct kv_text text, const char *s)
 	return text.len == strlen(s) && !memcmp(text.at, s, text.len);
 }
 
-/* What a message shows of a text of unknown length */
-static int text_width(struct kv_text text)
+static int find_kind(struct kv_tokenizer *t, const struct kv_gguf *file)
 {
-	return text.len < 64 ? text.len : 64;
+	struct kv_text text;
+	int r;
+
+	r = kv_gguf_text(file, "tokenizer.ggml.model", &text);
+	if (r < 0)
+		return r;
+	for (size_t i = 0; i < N_OF(kinds); i++)
+		if (text_is(text, kinds[i]->model))
+			t->kind = kinds[i];
+	if (!t->kind)
+		return kv_engine_error(-ENOTSUP,
+				       "tokenizer: model %.*s, gpt2 and llama are supported",
+				       (int)(text.len < 64 ? text.len : 64), text.at);
+	return 0;
 }
 
 /* A key that may be missing: *@ret then stays as it is. */
@@ -291,26 +181,8 @@ static int read_u32(const struct kv_gguf *file, const char *key, uint32_t *ret)
 
 static int read_options(struct kv_tokenizer *t, const struct kv_gguf *file)
 {
-	struct kv_text text;
-	uint32_t add_bos = 0;
+	uint32_t add_bos = t->kind->add_bos;
 	int r;
-
-	r = kv_gguf_text(file, "tokenizer.ggml.model", &text);
-	if (r < 0)
-		return r;
-	if (!text_is(text, "gpt2"))
-		return kv_engine_error(-ENOTSUP, "tokenizer: model %.*s, only gpt2 is supported",
-				       text_width(text), text.at);
-
-	r = kv_gguf_text(file, "tokenizer.ggml.pre", &text);
-	if (r < 0)
-		return r;
-	t->digits_alone = text_is(text, "smollm");
-	if (!t->digits_alone && !text_is(text, "gpt-2"))
-		return kv_engine_error(-ENOTSUP,
-				       "tokenizer: pre-tokenizer %.*s, smollm and gpt-2 are "
-				       "supported",
-				       text_width(text), text.at);
 
 	t->bos = t->eos = t->eot = UINT32_MAX;
 	r = read_u32(file, "tokenizer.ggml.bos_token_id", &t->bos);
@@ -342,9 +214,11 @@ int kv_tokenizer_new(const struct kv_gguf *file, struct kv_tokenizer **ret)
 	if (!t)
 		return -ENOMEM;
 
-	r = read_vocabulary(t, file);
+	r = find_kind(t, file);
 	if (!r)
-		r = read_merges(t, file);
+		r = read_vocabulary(t, file);
+	if (!r)
+		r = t->kind->read(t, file);
 	if (!r)
 		r = read_options(t, file);
 	if (r < 0) {
@@ -360,231 +234,98 @@ struct kv_tokenizer *kv_tokenizer_free(struct kv_tokenizer *t)
 	if (!t)
 		return NULL;
 
+	free(t->words);
 	free(t->pieces);
 	free(t->bytes);
 	free(t->types);
 	free(t->ids);
 	free(t->merges);
+	free(t->scores);
 	free(t->special);
 	free(t);
 	return NULL;
 }
 
-/* Merging: symbols in a list, candidate pairs in a heap; an entry is stale if its ids are gone. */
-struct symbol {
-	int32_t id;
-	int32_t prev; /* index; -1: none */
-	int32_t next;
-};
-
-struct candidate {
-	const struct merge *merge;
-	int32_t at; /* index of the left symbol */
-};
-
-struct merging {
-	struct symbol *symbols;
-	struct candidate *heap;
-	size_t n_heap;
-	size_t n_max; /* bytes of the longest piece there is room for */
-};
-
-static bool before(const struct candidate *a, const struct candidate *b)
+static uint8_t special_byte(const struct kv_tokenizer *t, size_t i, size_t at)
 {
-	if (a->merge->rank != b->merge->rank)
-		return a->merge->rank < b->merge->rank;
-	return a->at < b->at;
+	return t->words[t->special[i]].at[at];
 }
 
-static void heap_push(struct merging *m, struct candidate c)
+/* The first special word of [lo, hi) whose byte @at is @byte or higher; all are longer than that. */
+static size_t narrow(const struct kv_tokenizer *t, size_t lo, size_t hi, size_t at, unsigned byte)
 {
-	size_t i = m->n_heap++;
+	while (lo < hi) {
+		size_t middle = lo + (hi - lo) / 2;
 
-	for (; i && before(&c, &m->heap[(i - 1) / 2]); i = (i - 1) / 2)
-		m->heap[i] = m->heap[(i - 1) / 2];
-	m->heap[i] = c;
-}
-
-static struct candidate heap_pop(struct merging *m)
-{
-	struct candidate top = m->heap[0], last = m->heap[--m->n_heap];
-	size_t i = 0;
-
-	for (;;) {
-		size_t child = 2 * i + 1;
-
-		if (child + 1 < m->n_heap && before(&m->heap[child + 1], &m->heap[child]))
-			child++;
-		if (child >= m->n_heap || !before(&m->heap[child], &last))
-			break;
-		m->heap[i] = m->heap[child];
-		i = child;
+		if (special_byte(t, middle, at) < byte)
+			lo = middle + 1;
+		else
+			hi = middle;
 	}
-	m->heap[i] = last;
-	return top;
+	return lo;
 }
 
-static void consider(const struct kv_tokenizer *t, struct merging *m, int32_t left)
+/* The longest special token at @s, or -1; without @control only user tokens count */
+static int32_t special_at(const struct kv_tokenizer *t, const char *s, size_t n, bool control)
 {
-	const struct merge *merge;
-
-	if (left < 0 || m->symbols[left].next < 0)
-		return;
-
-	merge = find_merge(t, m->symbols[left].id, m->symbols[m->symbols[left].next].id);
-	if (merge)
-		heap_push(m, (struct candidate){merge, left});
-}
-
-static void join(const struct kv_tokenizer *t, struct merging *m, struct candidate c)
-{
-	struct symbol *left = &m->symbols[c.at], *right;
-
-	if (left->id != c.merge->left || left->next < 0)
-		return;
-	right = &m->symbols[left->next];
-	if (right->id != c.merge->right)
-		return;
-
-	left->id = c.merge->joined;
-	left->next = right->next;
-	right->id = -1;
-	if (left->next >= 0)
-		m->symbols[left->next].prev = c.at;
-	consider(t, m, left->prev);
-	consider(t, m, c.at);
-}
-
-static int make_room(struct merging *m, size_t n)
-{
-	if (n <= m->n_max)
-		return 0;
-
-	free(m->symbols);
-	free(m->heap);
-	m->n_max = n;
-	m->symbols = calloc(n, sizeof(*m->symbols));
-	m->heap =
-		calloc(3 * n, sizeof(*m->heap)); /* n - 1 pairs, two more by each of n - 1 joins */
-	if (!m->symbols || !m->heap)
-		return kv_engine_error(-ENOMEM, "no memory for a text of %zu bytes", n);
-	return 0;
-}
-
-static void merging_deinit(struct merging *m)
-{
-	free(m->symbols);
-	free(m->heap);
-}
-
-static int encode_piece(const struct kv_tokenizer *t, struct merging *m, const char *s, size_t len,
-			struct kv_tokens *tokens)
-{
-	int32_t n = 0;
-	int r;
-
-	r = make_room(m, len);
-	if (r < 0)
-		return r;
-
-	/* A byte that the vocabulary lacks is dropped, as the model never saw it. */
-	for (size_t i = 0; i < len; i++) {
-		int32_t id = t->byte_ids[(uint8_t)s[i]];
-
-		if (id < 0)
-			continue;
-		m->symbols[n] = (struct symbol){id, n - 1, n + 1};
-		n++;
-	}
-	if (!n)
-		return 0;
-
-	m->symbols[n - 1].next = -1;
-	m->n_heap = 0;
-	for (int32_t i = 0; i < n; i++)
-		consider(t, m, i);
-	while (m->n_heap)
-		join(t, m, heap_pop(m));
-
-	for (int32_t i = 0; i >= 0; i = m->symbols[i].next) {
-		r = kv_tokens_push(tokens, m->symbols[i].id);
-		if (r < 0)
-			return r;
-	}
-	return 0;
-}
-
-static int encode_text(const struct kv_tokenizer *t, struct merging *m, const char *s, size_t n,
-		       struct kv_tokens *tokens)
-{
-	size_t part, len, used;
-	uint32_t point;
-	int r;
-
-	while (n) {
-		/* Up to the next digit, which is a piece of its own: the pattern sees the part
-		 * alone. */
-		part = n;
-		for (size_t i = 0; t->digits_alone && i < n; i += used) {
-			used = kv_unicode_decode(s + i, n - i, &point);
-			if (kv_unicode_class(point) != KV_CHAR_NUMBER)
-				continue;
-			part = i ? i : used;
-			break;
-		}
-		n -= part;
-		for (size_t done = 0; done < part; done += len, s += len) {
-			len = kv_pattern_gpt2_piece(s, part - done);
-			r = encode_piece(t, m, s, len, tokens);
-			if (r < 0)
-				return r;
-		}
-	}
-	return 0;
-}
-
-/* The longest special token at @s, or -1 */
-static int32_t special_at(const struct kv_tokenizer *t, const char *s, size_t n)
-{
+	size_t lo = t->special_first[(uint8_t)s[0]], hi = t->special_first[(uint8_t)s[0] + 1];
 	int32_t best = -1;
 
-	if (!t->special_first[(uint8_t)s[0]])
-		return -1;
+	for (size_t k = 1; lo < hi; k++) {
+		/* Words [lo, hi) begin with s[0..k). */
+		for (; lo < hi && t->words[t->special[lo]].len == k; lo++) {
+			int32_t id = t->special[lo];
 
-	for (size_t i = 0; i < t->n_special; i++) {
-		const struct kv_text *piece = &t->pieces[t->special[i]];
-
-		if (piece->len <= n && !memcmp(piece->at, s, piece->len) &&
-		    (best < 0 || piece->len > t->pieces[best].len))
-			best = t->special[i];
+			if ((control || t->types[id] == KV_TOKEN_USER) &&
+			    (best < 0 || t->words[best].len < k))
+				best = id;
+		}
+		if (k == n)
+			break;
+		lo = narrow(t, lo, hi, k, (uint8_t)s[k]);
+		hi = narrow(t, lo, hi, k, (uint8_t)s[k] + 1u);
 	}
 	return best;
 }
 
-int kv_tokenizer_encode(const struct kv_tokenizer *t, const char *text, size_t len, bool special,
-			struct kv_tokens *tokens)
+static int encode_prepared(const struct kv_tokenizer *t, const char *text, size_t len, bool special,
+			   struct kv_tokens *tokens)
 {
-	kv_cleanup(merging_deinit) struct merging m = {0};
+	kv_cleanup(kv_merging_deinit) struct kv_merging m = {0};
 	size_t start = 0, i = 0;
 	int32_t token;
 	int r;
 
-	while (special && i < len) {
-		token = special_at(t, text + i, len - i);
+	while ((special || t->kind->user_always) && i < len) {
+		token = special_at(t, text + i, len - i, special);
 		if (token < 0) {
 			i++;
 			continue;
 		}
-		r = encode_text(t, &m, text + start, i - start, tokens);
+		r = t->kind->encode(t, &m, text + start, i - start, tokens);
 		if (r < 0)
 			return r;
 		r = kv_tokens_push(tokens, token);
 		if (r < 0)
 			return r;
-		i += t->pieces[token].len;
+		i += t->words[token].len;
 		start = i;
 	}
-	return encode_text(t, &m, text + start, len - start, tokens);
+	return t->kind->encode(t, &m, text + start, len - start, tokens);
+}
+
+int kv_tokenizer_encode(const struct kv_tokenizer *t, const char *text, size_t len, bool special,
+			struct kv_tokens *tokens)
+{
+	kv_cleanup(kv_freep) char *prepared = NULL;
+	int r;
+
+	if (t->kind->prepare) {
+		r = t->kind->prepare(t, text, len, &prepared, &len);
+		if (r < 0)
+			return r;
+	}
+	return encode_prepared(t, prepared ? prepared : text, len, special, tokens);
 }
 
 static int encode_words(const struct kv_tokenizer *t, const char *words, struct kv_tokens *tokens)
@@ -592,37 +333,54 @@ static int encode_words(const struct kv_tokenizer *t, const char *words, struct 
 	return kv_tokenizer_encode(t, words, strlen(words), true, tokens);
 }
 
-/* ChatML, as the template writes one user message and asks for the answer */
-static int encode_chat(const struct kv_tokenizer *t, const char *text, size_t len,
-		       struct kv_tokens *tokens)
+/* ChatML: the system turn that the template begins with, where it has one */
+static int encode_chatml_system(const struct kv_tokenizer *t, struct kv_tokens *tokens)
 {
 	static const char system[] = "<|im_start|>system\n", end[] = "<|im_end|>";
 	const char *at, *stop;
 	int r;
 
-	if (!t->template.len || !memmem(t->template.at, t->template.len, "<|im_start|>", 12))
-		return kv_engine_error(-ENOTSUP,
-				       "--chat: the model has no chat template with <|im_start|>");
-
 	/* The template's literal that stands in where the first message isn't a system one */
 	at = memmem(t->template.at, t->template.len, system, strlen(system));
 	stop = at ? memmem(at, t->template.at + t->template.len - at, end, strlen(end)) : NULL;
-	if (stop) {
-		r = kv_tokenizer_encode(t, at, stop - at, true, tokens);
-		if (r < 0)
-			return r;
-		r = encode_words(t, "<|im_end|>\n", tokens);
-		if (r < 0)
-			return r;
-	}
+	if (!stop)
+		return 0;
+	r = kv_tokenizer_encode(t, at, stop - at, true, tokens);
+	return r < 0 ? r : encode_words(t, "<|im_end|>\n", tokens);
+}
 
-	r = encode_words(t, "<|im_start|>user\n", tokens);
-	if (r < 0)
-		return r;
-	r = kv_tokenizer_encode(t, text, len, false, tokens);
-	if (r < 0)
-		return r;
-	return encode_words(t, "<|im_end|>\n<|im_start|>assistant\n", tokens);
+/* How templates write one user message and ask for the answer, by what they contain */
+static const struct chat {
+	const char *mark;
+	const char *before;
+	const char *after;
+	int (*begin)(const struct kv_tokenizer *t, struct kv_tokens *tokens); /* or NULL */
+} chats[] = {
+	{"<|im_start|>", "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n",
+	 encode_chatml_system},
+	{"<start_of_turn>", "<start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n", NULL},
+};
+
+static int encode_chat(const struct kv_tokenizer *t, const char *text, size_t len,
+		       struct kv_tokens *tokens)
+{
+	const struct chat *chat = NULL;
+	int r = 0;
+
+	for (size_t i = 0; i < N_OF(chats) && t->template.len; i++)
+		if (memmem(t->template.at, t->template.len, chats[i].mark, strlen(chats[i].mark)))
+			chat = &chats[i];
+	if (!chat)
+		return kv_engine_error(-ENOTSUP, "--chat: the model has no chat template with %s or %s",
+				       chats[0].mark, chats[1].mark);
+
+	if (chat->begin)
+		r = chat->begin(t, tokens);
+	if (!r)
+		r = encode_words(t, chat->before, tokens);
+	if (!r)
+		r = kv_tokenizer_encode(t, text, len, false, tokens);
+	return r < 0 ? r : encode_words(t, chat->after, tokens);
 }
 
 int kv_tokenizer_prompt(const struct kv_tokenizer *t, const char *text, size_t len, bool chat,
@@ -641,17 +399,21 @@ int kv_tokenizer_prompt(const struct kv_tokenizer *t, const char *text, size_t l
 
 struct kv_text kv_tokenizer_piece(const struct kv_tokenizer *t, int32_t token)
 {
-	if (token < 0 || (size_t)token >= t->n || t->types[token] == TYPE_CONTROL)
+	if (token < 0 || (size_t)token >= t->n || t->types[token] == KV_TOKEN_CONTROL)
 		return (struct kv_text){"", 0};
 	return t->pieces[token];
 }
 
 bool kv_tokenizer_is_end(const struct kv_tokenizer *t, int32_t token)
 {
+	static const char *const ends[] = {"<|endoftext|>", "<|im_end|>", "<end_of_turn>"};
+
 	if (token < 0 || (size_t)token >= t->n)
 		return false;
 	if ((uint32_t)token == t->eos || (uint32_t)token == t->eot)
 		return true;
-	return t->types[token] == TYPE_CONTROL && (text_is(t->pieces[token], "<|endoftext|>") ||
-						   text_is(t->pieces[token], "<|im_end|>"));
+	for (size_t i = 0; t->types[token] == KV_TOKEN_CONTROL && i < N_OF(ends); i++)
+		if (text_is(t->words[token], ends[i]))
+			return true;
+	return false;
 }

@@ -1,12 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tokenizer a GGUF file carries: byte-level BPE ("gpt2"), with the pre-tokenizers "smollm"
- * (each digit alone, then GPT-2's pattern) and "gpt-2" (the pattern alone). A vocabulary of the
- * 256 bytes and no merges makes every byte a token.
+ * The tokenizer a GGUF file carries.
+ *
+ * "gpt2": byte-level BPE, with the pre-tokenizers "smollm" (each digit alone, then GPT-2's pattern) and
+ * "gpt-2" (the pattern alone). A vocabulary of the 256 bytes and no merges makes every byte a token.
  *
  *	text -> special tokens cut out -> pieces by the pattern -> bytes -> merges by rank -> ids
  *
- * Source: byte pair encoding of text, arXiv:1508.07909.
+ * "llama": SentencePiece's BPE with byte tokens for what the vocabulary lacks.
+ *
+ *	text -> spaces to U+2581 -> special tokens cut out -> characters -> merges by score -> ids
+ *
+ * Bytes that aren't UTF-8 are kept as they are by both.
+ *
+ * Sources: byte pair encoding of text, arXiv:1508.07909; SentencePiece, arXiv:1808.06226.
  * Threads: read-only after kv_tokenizer_new(), from any thread.
  */
 #ifndef KV_ENGINE_TOKENIZER_H
@@ -44,9 +51,10 @@ struct kv_tokenizer *kv_tokenizer_free(struct kv_tokenizer *tokenizer);
 /**
  * kv_tokenizer_encode() - append the tokens of a text
  * @special: names of special tokens in the text ("<|im_end|>") become those tokens; otherwise they
- *           are text like any other
+ *           are text like any other. What a SentencePiece vocabulary has of its user's own (runs of
+ *           spaces and lines, say) is found in either case.
  *
- * Return: 0 or -ENOMEM.
+ * Return: 0; -ENOMEM; -EINVAL for 2 GiB or more.
  */
 int kv_tokenizer_encode(const struct kv_tokenizer *tokenizer, const char *text, size_t len,
 			bool special, struct kv_tokens *tokens);
@@ -54,7 +62,7 @@ int kv_tokenizer_encode(const struct kv_tokenizer *tokenizer, const char *text, 
 /**
  * kv_tokenizer_prompt() - append what a model is given for a user's text
  * @chat: put it as the user's turn into the model's chat template (ChatML, with the system turn
- *        the template begins with); the text's own special tokens are then plain text
+ *        the template begins with, or Gemma's turns); the text's own special tokens are then plain text
  *
  * Return: 0; -ENOTSUP if the file has no such template; -ENOMEM.
  */
