@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 
 MOST_ERROR = 2e-2
 N_STEPS = 64
@@ -82,23 +81,9 @@ def read_tokenizer(path):
     return tokenizer
 
 
-def import_transformers():
-    """transformers, on torch 1.13 with Python 3.11 too (Debian 12), where a part of torch that only
-    training needs can't be imported."""
-    import torch
-    try:
-        import torch.distributed.fsdp
-    except ValueError:
-        fsdp = types.ModuleType("torch.distributed.fsdp")
-        fsdp.FullyShardedDataParallel = type("FullyShardedDataParallel", (), {})
-        torch.distributed.fsdp = sys.modules[fsdp.__name__] = fsdp
-    import transformers
-    return transformers
-
-
 def load_reference(path):
     import torch
-    transformers = import_transformers()
+    import transformers
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
     from transformers.utils import logging
 
@@ -143,7 +128,7 @@ def main():
         import gguf  # noqa: F401
         import numpy  # noqa: F401
         import tokenizers  # noqa: F401
-        import_transformers()
+        import transformers  # noqa: F401
     except ImportError as error:
         skip(f"{error} (tools/setup --python installs it)")
 

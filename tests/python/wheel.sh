@@ -28,7 +28,7 @@ expect 1 "$python" -c 'import kvclient'
 expect 0 "$base" -m pip --disable-pip-version-check --python "$python" install --quiet --no-index \
 	--no-deps "$dir"/wheels/kvclient-*.whl
 "$base" -c 'import sys
-print(*[path for path in sys.path if path.endswith("-packages")], sep="\n")' \
+print(*[f"import site; site.addsitedir({path!r})" for path in sys.path if path.endswith("-packages")], sep="\n")' \
 	> "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 expect 0 "$python" -c 'import kvclient; print(kvclient.__file__)'
 expect_out "^$dir/venv/"
