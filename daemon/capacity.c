@@ -479,8 +479,7 @@ static uint32_t to_be_given(const struct kv_pool *pool, uint32_t n_extents)
 	return need > have ? need - have : n_extents;
 }
 
-/* More than the pool may ever have, by its own limits or by what others have been promised. */
-static bool never_fits(const struct kv_pool *pool, uint32_t n)
+bool kv_capacity_never_fits(const struct kv_pool *pool, uint32_t n)
 {
 	uint64_t arena = kv_limits_arena(pool->daemon, pool->gpu_mask), others = 0;
 	struct kv_daemon *d = pool->daemon;
@@ -593,7 +592,7 @@ int kv_capacity_room(struct kv_pool *pool, struct kv_session *asking, uint32_t n
 	pool->must_press = false;
 	if (is_there(pool, n) && n <= pool->max_blocks)
 		return 0;
-	if (never_fits(pool, n))
+	if (kv_capacity_never_fits(pool, n))
 		return KV_TOO_LARGE;
 	start = kv_thread_ns();
 	r = find_room(pool, n);

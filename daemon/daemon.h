@@ -200,7 +200,8 @@ struct kv_session {
 	int64_t pressure_deadline;
 	/* A lease that waits for room. */
 	struct kv_link waiter; /* kv_daemon::queue */
-	double want_tag_time;
+	double want_tag_time, want_cost; /* of its pool's virtual time: queue.c */
+	uint64_t looked_in;		 /* the pass over the queue in which it has had its turn */
 	bool is_coming; /* extents for it are being zeroed */
 	uint32_t want_n, want_extra, want_tag;
 	int64_t want_since, want_deadline, want_scrub_deadline;
@@ -341,7 +342,9 @@ bool kv_share_own_first(struct kv_pool *pool, struct kv_pool *other);
 
 /* queue.c: requests that wait for room, of all pools */
 void kv_queue_add(struct kv_session *session);
-void kv_queue_remove(struct kv_session *session);
+void kv_queue_remove(struct kv_session *session); /* unserved, if it is in it */
+/* kv_queue_give_up() - likewise, with an answer: its client has stopped waiting */
+void kv_queue_give_up(struct kv_session *session);
 void kv_queue_forget(struct kv_session *session); /* likewise, without a trace in any page */
 void kv_capacity_serve(struct kv_daemon *d);
 /* Extents that the queue still waits for, on the devices of @pool */
@@ -358,6 +361,8 @@ bool kv_pressure_refuses(struct kv_session *session); /* it let the deadline pas
 /* capacity.c */
 /* kv_capacity_room() - make @n blocks free. 0; KV_NO_ROOM; KV_TOO_LARGE; -EAGAIN: when scrubbed */
 int kv_capacity_room(struct kv_pool *pool, struct kv_session *asking, uint32_t n);
+/* kv_capacity_never_fits() - more than the pool may ever have, by its limits or what others were promised? */
+bool kv_capacity_never_fits(const struct kv_pool *pool, uint32_t n);
 /* kv_capacity_at_hand() - up to @n free blocks, at no other pool's cache's cost. Return: how many. */
 uint32_t kv_capacity_at_hand(struct kv_pool *pool, uint32_t n);
 /* kv_capacity_own() - make @n blocks free by its own unheld cache alone. Return: whether that is enough. */

@@ -55,33 +55,59 @@ static void look_later(struct kv_daemon *d)
 	kv_timer_set(d->waiter_timer, delay);
 }
 
+/* To its place by its tag, from @l backwards. */
+static void insert(struct kv_session *session, struct kv_link *l)
+{
+	while (l != &session->pool->daemon->queue && waiter(l)->want_tag_time > session->want_tag_time)
+		l = l->prev;
+	kv_list_append(l->next, &session->waiter);
+}
+
+/*
+ * What a request was not given costs its pool nothing: those of the pool that stand behind it move up, and
+ * those to come begin where it had begun.
+ */
+static void refund(struct kv_session *session)
+{
+	struct kv_pool *pool = session->pool;
+	struct kv_link *queue = &pool->daemon->queue, *next;
+
+	for (struct kv_link *l = session->waiter.next; l != queue; l = next) {
+		struct kv_session *other = waiter(l);
+		struct kv_link *before = l->prev;
+
+		next = l->next;
+		if (other->pool != pool)
+			continue;
+		other->want_tag_time -= session->want_cost;
+		kv_link_unlink(l);
+		insert(other, before);
+	}
+	pool->last_tag_time -= session->want_cost;
+}
+
 void kv_queue_add(struct kv_session *session)
 {
 	struct kv_pool *pool = session->pool;
 	struct kv_daemon *d = pool->daemon;
 	double start = pool->last_tag_time > d->queue_time ? pool->last_tag_time : d->queue_time;
-	struct kv_link *l = d->queue.prev;
 
 	if (kv_link_is_alone(&d->queue))
 		tell_all(d, 1);
-	session->want_tag_time =
-		start + (double)session->want_n * (double)pool->block_bytes / pool->weight;
+	session->want_cost = (double)session->want_n * (double)pool->block_bytes / pool->weight;
+	session->want_tag_time = start + session->want_cost;
 	pool->last_tag_time = session->want_tag_time;
-	while (l != &d->queue && waiter(l)->want_tag_time > session->want_tag_time)
-		l = l->prev;
-	kv_list_append(l->next, &session->waiter);
+	insert(session, d->queue.prev);
 	if (!pool->n_waiting++)
 		kv_capacity_magazines(pool);
 	d->look_after = LOOK_FIRST;
 	look_later(d);
 }
 
-void kv_queue_remove(struct kv_session *session)
+static void leave(struct kv_session *session)
 {
 	struct kv_pool *pool = session->pool;
 
-	if (kv_link_is_alone(&session->waiter))
-		return;
 	kv_link_unlink(&session->waiter);
 	if (!--pool->n_waiting)
 		kv_capacity_magazines(pool);
@@ -89,6 +115,14 @@ void kv_queue_remove(struct kv_session *session)
 		tell_all(pool->daemon, 0);
 		kv_pressure_end(pool->daemon);
 	}
+}
+
+void kv_queue_remove(struct kv_session *session)
+{
+	if (kv_link_is_alone(&session->waiter))
+		return;
+	refund(session);
+	leave(session);
 }
 
 void kv_queue_forget(struct kv_session *session)
@@ -124,11 +158,15 @@ static void answer(struct kv_session *session, int r)
 	struct kv_pool *pool = session->pool;
 	struct kv_msg_leased reply = { .n = 0 };
 
+	if (r)
+		refund(session);
+	/* Before anything is posted: who is hung up on for its ring has left the queue once. */
+	leave(session);
 	if (!r) {
 		uint32_t extra = pool->books.n_free - session->want_n;
 
 		/* What others behind it wait for is not for its magazine. */
-		extra = pool->n_waiting > 1 ? 0 : extra;
+		extra = pool->n_waiting ? 0 : extra;
 		extra = extra < session->want_extra ? extra : session->want_extra;
 		reply.n = kv_user_blocks(session, session->want_n + extra);
 		pool->daemon->queue_time = session->want_tag_time;
@@ -138,7 +176,6 @@ static void answer(struct kv_session *session, int r)
 		reply.answer = r == KV_TOO_LARGE ? r : KV_NO_ROOM;
 		pool->n_no_room++;
 	}
-	kv_queue_remove(session);
 	kv_latency_add(&pool->record->refills, (uint64_t)(kv_now() - session->want_since));
 	kv_wire_init(&reply.head, KV_MSG_LEASED, sizeof(reply), session->want_tag);
 	kv_peer_send(session->peer, &reply, sizeof(reply), NULL, 0);
@@ -179,11 +216,17 @@ static bool serve(struct kv_session *session, bool is_blocked)
 	return true;
 }
 
+void kv_queue_give_up(struct kv_session *session)
+{
+	if (!kv_link_is_alone(&session->waiter))
+		answer(session, KV_NO_ROOM);
+}
+
 static bool serve_in_order(struct kv_daemon *d)
 {
 	static uint64_t pass;
 	struct kv_link *next;
-	bool answered = false;
+	bool answered = false, done;
 
 	pass++;
 	for (uint32_t g = 0; g < d->n_gpus; g++)
@@ -192,11 +235,17 @@ static bool serve_in_order(struct kv_daemon *d)
 		struct kv_session *session = waiter(l);
 		struct kv_pool *pool = session->pool;
 
-		next = l->next;
-		if (serve(session, pool->blocked_in == pass)) {
-			answered = true;
+		if (session->looked_in == pass) {
+			next = l->next;
 			continue;
 		}
+		session->looked_in = pass;
+		done = serve(session, pool->blocked_in == pass);
+		answered |= done;
+		/* Serving one may take others out of the queue (recall.c hangs up on them), the next one as well. */
+		next = kv_link_is_alone(l) ? d->queue.next : l->next;
+		if (done)
+			continue;
 		if (pool->blocked_in != pass && pool->must_press)
 			kv_pressure_put(pool);
 		pool->blocked_in = pass;

@@ -206,6 +206,7 @@ void kv_session_unload(struct kv_session *s)
 {
 	struct kv_pool *pool = s->pool;
 
+	kv_queue_forget(s);
 	kv_events_detached(pool->daemon->events, s);
 	set_live(s, false);
 	if (s->shm)
@@ -558,7 +559,10 @@ void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *ms
 			      kv_error_text());
 		return;
 	}
-	r = may_pass(s) ? kv_capacity_room(s->pool, s, msg->n) : KV_NO_ROOM;
+	if (may_pass(s))
+		r = kv_capacity_room(s->pool, s, msg->n);
+	else
+		r = kv_capacity_never_fits(s->pool, msg->n) ? KV_TOO_LARGE : KV_NO_ROOM;
 	if (!r) {
 		uint32_t left = s->pool->books.n_free - msg->n;
 		uint32_t extra = magazine_room(s, msg->extra);

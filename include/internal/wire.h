@@ -8,7 +8,9 @@
  *
  * A connection begins with HELLO. It can open one pool: that is a session; who wants several opens
  * several connections. One request is under way at a time on each, so an answer always finds room in
- * the socket, and a peer that doesn't read is dropped.
+ * the socket, and a peer that doesn't read is dropped. A call that is given up (its deadline has passed)
+ * may still be answered later: who reads passes over answers with other tags. A LEASE that still waits
+ * in the daemon is ended by the next one on its connection.
  */
 #ifndef KV_INTERNAL_WIRE_H
 #define KV_INTERNAL_WIRE_H
