@@ -189,7 +189,8 @@ void kv_restart_handle(struct kv_peer *peer, const struct kv_msg_restart *msg)
 				     "'admin -' of its access list names, not for user %u", peer->uid);
 	else if (!memchr(msg->binary, 0, sizeof(msg->binary)) ||
 		 (msg->binary[0] && msg->binary[0] != '/'))
-		r = kv_error(-EINVAL, "restart-worker: the program's path must begin with '/'");
+		r = kv_error(-EINVAL, "restart-worker: the program's path must begin with '/' and be shorter "
+				      "than %d bytes", KV_PATH_MAX);
 	else if (d->restart || d->stopping)
 		r = kv_error(-EBUSY, "restart-worker: one is under way");
 	if (!r && msg->binary[0]) {

@@ -116,7 +116,7 @@ void kv_traced_handle(struct kv_peer *peer, const struct kv_msg_traced *msg)
 
 	if (msg->head.size != sizeof(*msg) + list ||
 	    msg->n_keys != msg->n_input / KV_TRACE_TOKENS + !!(msg->n_input % KV_TRACE_TOKENS) ||
-	    msg->n_hit > msg->n_input) {
+	    msg->n_keys > KV_TRACE_KEYS || msg->n_hit > msg->n_input) {
 		kv_peer_drop(peer, "it told of a request that can't be");
 		return;
 	}

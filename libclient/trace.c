@@ -11,8 +11,6 @@
 
 #include "libclient/internal.h"
 
-#define MOST_KEYS ((KV_WIRE_MAX - sizeof(struct kv_msg_traced)) / sizeof(struct kv_trace_key))
-
 static size_t n_keys_of(size_t n_tokens)
 {
 	return (n_tokens + KV_TRACE_TOKENS - 1) / KV_TRACE_TOKENS;
@@ -32,7 +30,7 @@ void kv_trace_note(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t n
 		return;
 	}
 	/* Too long to be told: its number will be missing. */
-	if (n_keys > MOST_KEYS) {
+	if (n_keys > KV_TRACE_KEYS) {
 		seq->pool->n_traced++;
 		return;
 	}

@@ -255,6 +255,11 @@ struct kv_msg_trace_part {
 	uint64_t items[]; /* [n] records, each with its keys */
 };
 
+/* The most a request may have: one that finds no room in a part would be in the way of all after it. */
+#define KV_TRACE_KEYS \
+	((KV_WIRE_MAX - sizeof(struct kv_msg_trace_part) - sizeof(struct kv_trace_record)) / \
+	 sizeof(struct kv_trace_key))
+
 struct kv_msg_block {
 	struct kv_wire_head head;
 	char pool[KV_NAME_MAX];
