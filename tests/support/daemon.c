@@ -234,12 +234,12 @@ void daemon_ended(void)
 	expect(access(socket_path, F_OK) < 0, "kvcached left %s behind", socket_path);
 }
 
-/* Worker and movers. */
+/* Worker and movers; ret[2 * MAX_CHILDREN] */
 static uint32_t all_processes(pid_t *ret)
 {
 	uint32_t n = children_of(pid, ret), direct = n;
 
-	for (uint32_t i = 0; i < direct && n < MAX_CHILDREN; i++)
+	for (uint32_t i = 0; i < direct && n <= MAX_CHILDREN; i++)
 		n += children_of(ret[i], ret + n);
 	return n;
 }
@@ -314,19 +314,58 @@ static uint32_t fds_of(pid_t of)
 	return n;
 }
 
-/* The keeper gets what the worker sends it a moment later: counted when nothing changes any more. */
+/* How often it has run; 0: it isn't in one of these states now. */
+static uint64_t turns_in(pid_t process, const char *states)
+{
+	unsigned long long turns = 0;
+	char path[64], line[256], state = 0;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", process);
+	f = fopen(path, "r");
+	while (f && fgets(line, sizeof(line), f)) {
+		unsigned long long n;
+
+		sscanf(line, "State: %c", &state);
+		if (sscanf(line, "voluntary_ctxt_switches: %llu", &n) == 1 ||
+		    sscanf(line, "nonvoluntary_ctxt_switches: %llu", &n) == 1)
+			turns += n;
+	}
+	if (f)
+		fclose(f);
+	return state && strchr(states, state) ? 1 + turns : 0;
+}
+
+/*
+ * Of keeper, worker and movers; 0: one of them runs, or has been woken. What one of them has been sent wakes it,
+ * however long it takes until it runs: so when all sleep, and go on to sleep, nothing is under way between them.
+ * A mover may also be stopped.
+ */
+static uint64_t all_turns_asleep(pid_t worker)
+{
+	pid_t list[2 * MAX_CHILDREN];
+	uint32_t n = all_processes(list);
+	uint64_t turns = turns_in(pid, "S"), sum = turns;
+
+	for (uint32_t i = 0; turns && i < n; i++)
+		sum += turns = turns_in(list[i], list[i] == worker ? "S" : "STtZ");
+	return turns ? sum : 0;
+}
+
+/* The keeper gets what the worker sends it a moment later: counted when nothing is under way. */
 uint32_t daemon_fds(void)
 {
-	uint32_t n = 0, same = 0;
+	int64_t deadline = now_ns() + (int64_t)DEADLINE_MS * 1000000;
 
-	while (same < 10) {
-		uint32_t now = fds_of(pid) + fds_of(daemon_worker());
+	for (;; sleep_ms(1)) {
+		pid_t worker = daemon_worker();
+		uint64_t turns = all_turns_asleep(worker);
+		uint32_t n = fds_of(pid) + fds_of(worker);
 
-		same = now == n ? same + 1 : 0;
-		n = now;
-		sleep_ms(1);
+		if (turns && turns == all_turns_asleep(worker))
+			return n;
+		expect(now_ns() < deadline, "kvcached doesn't come to rest in %d s", DEADLINE_MS / 1000);
 	}
-	return n;
 }
 
 static uint64_t rss_of(pid_t of)

@@ -64,7 +64,7 @@ int daemon_refused_with(char *ret_text, size_t size, const char *const *options)
 
 /* ---- what the daemon uses ---- */
 
-uint32_t daemon_fds(void);	/* open descriptors of keeper and worker */
+uint32_t daemon_fds(void);	/* open descriptors of keeper and worker, when both have come to rest */
 uint64_t daemon_rss(void);	/* resident bytes of both */
 uint32_t daemon_children(void); /* processes of the worker: movers */
 
