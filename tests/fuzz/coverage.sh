@@ -5,7 +5,7 @@
 # and the tests that send what a right client, or a right daemon, would not?
 #
 #	CC=clang meson setup build-cov -Dcuda=disabled -Djemalloc=disabled -Db_lundef=false \
-#		-Dc_args='-fprofile-instr-generate -fcoverage-mapping' \
+#		-Dc_args='-fprofile-instr-generate -fcoverage-mapping -mllvm -runtime-counter-relocation' \
 #		-Dc_link_args=-fprofile-instr-generate
 #	ninja -C build-cov
 #	tests/fuzz/coverage.sh build-cov [CORPUS_WIRE CORPUS_PAGES]
@@ -20,11 +20,13 @@ files='daemon/peer.c daemon/isolate.c libclient/connection.c libclient/granules.
 	include/internal/ring.h include/internal/shm.h include/internal/socket.c'
 tests='client/test_client_connect client/test_client_open client/test_client_isolate
 	client/test_client_restart client/test_client_users client/test_client_share
-	integration/hostile'
+	client/test_client_messages client/test_client_false_daemon client/test_client_access
+	daemon/test_faults integration/hostile'
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-export LLVM_PROFILE_FILE="$dir/%p.profraw"
+# Counted in the file itself, as a process that is killed goes on until then.
+export LLVM_PROFILE_FILE="$dir/%c%p-%m.profraw"
 objects=("$build/daemon/kvcached")
 [ ! -e "$build/libclient/libkvclient.so" ] || objects+=("$build/libclient/libkvclient.so")
 for target in wire pages; do
@@ -38,7 +40,7 @@ for name in $tests; do
 		> "$dir/log" 2>&1 < /dev/null || echo "$name: status $?" >&2
 	objects+=("$program")
 done
-# Who was killed while it wrote left half a file.
+# Who was killed before it had begun left half a file.
 llvm-profdata merge -failure-mode=all -sparse "$dir"/*.profraw -o "$dir/all.profdata" 2> /dev/null
 
 status=0

@@ -13,6 +13,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -27,6 +28,7 @@
 #include "tests/fuzz/wire_input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+void fuzz_reached(FILE *f);
 
 static struct connection {
 	int fd; /* -1: not connected */
@@ -38,6 +40,8 @@ static struct connection {
 	uint64_t blocks_bytes, session_bytes;
 	struct kv_msg_resume resume; /* what takes its session up again */
 } connections[N_CONNECTIONS];
+
+static uint64_t answers[KV_MSG_TRACED + 1]; /* by their type, to the input before */
 
 static char scribbled[KV_NAME_MAX]; /* the pool whose pages somebody wrote; "" none, "*" several */
 
@@ -108,6 +112,8 @@ static void read_answers(struct connection *c)
 		inside_must((uint64_t)n >= sizeof(*head) && head->magic == KV_WIRE_MAGIC &&
 				    head->version == KV_WIRE_VERSION && head->size == n,
 			    "an answer of %lld bytes makes no sense", (long long)n);
+		inside_must(head->type < sizeof(answers) / sizeof(answers[0]), "answer of type %u", head->type);
+		answers[head->type]++;
 		if (head->type == KV_MSG_POOL_OPENED && n_fds == 3)
 			take_pages(c, (const void *)buffer, fds);
 		if (head->type == KV_MSG_ERROR)
@@ -293,6 +299,26 @@ static void do_step(struct kv_daemon *d, const struct step *step, const uint8_t 
 	}
 }
 
+/* What the input before was answered: for replay.c. */
+void fuzz_reached(FILE *f)
+{
+	static const struct {
+		uint16_t type;
+		const char *name;
+	} names[] = {{KV_MSG_ERROR, "error"},		  {KV_MSG_OK, "ok"},
+		     {KV_MSG_WELCOME, "welcome"},	  {KV_MSG_POOL_OPENED, "opened"},
+		     {KV_MSG_LAYOUT, "layout"},		  {KV_MSG_ARENA_PART, "arena"},
+		     {KV_MSG_GRANULES_PART, "granules"},  {KV_MSG_LEASED, "leased"},
+		     {KV_MSG_STATS_PART, "stats"},	  {KV_MSG_CHECKED, "checked"},
+		     {KV_MSG_POOL_LIMITS, "limits"},	  {KV_MSG_EPOCH, "epoch"},
+		     {KV_MSG_BLOCK_SHOWN, "block"},	  {KV_MSG_TRACE_PART, "trace"}};
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		if (answers[names[i].type])
+			fprintf(f, " %s", names[i].name);
+	}
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct kv_daemon *d = inside_start(size && data[0] == STEP_ISOLATE);
@@ -302,6 +328,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	int n = 0;
 
 	scribbled[0] = 0;
+	memset(answers, 0, sizeof(answers));
 	for (int i = 0; i < N_CONNECTIONS; i++)
 		connections[i] = (struct connection){.fd = -1};
 	while (n++ < MAX_STEPS && step_next(data, size, &at, &step, &payload)) {

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Feeds a fuzz target the files and folders given: the corpus as a unit test. */
+/*
+ * Feeds a fuzz target the files and folders given: the corpus as a unit test. With -v it says what each reached, if
+ * the target has words for that (fuzz_reached()).
+ */
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -7,6 +10,9 @@
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+void fuzz_reached(FILE *f) __attribute__((weak));
+
+static int verbose;
 
 static int replay_file(const char *path)
 {
@@ -31,6 +37,11 @@ static int replay_file(const char *path)
 	/* A copy of the exact size, so that a read past the end is seen. */
 	data = realloc(data, n ? n : 1);
 	LLVMFuzzerTestOneInput(data, n);
+	if (verbose && fuzz_reached) {
+		printf("%s:", strrchr(path, '/') ? strrchr(path, '/') + 1 : path);
+		fuzz_reached(stdout);
+		printf("\n");
+	}
 	free(data);
 	return 0;
 }
@@ -39,7 +50,8 @@ int main(int argc, char **argv)
 {
 	int n_files = 0;
 
-	for (int i = 1; i < argc; i++) {
+	verbose = argc > 1 && !strcmp(argv[1], "-v");
+	for (int i = 1 + verbose; i < argc; i++) {
 		struct dirent **entries;
 		int n = scandir(argv[i], &entries, NULL, alphasort);
 		char path[4096];
