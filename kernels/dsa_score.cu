@@ -43,7 +43,7 @@ struct score_params {
 	int32_t queries; /* room for so many in shared memory */
 };
 
-#ifdef KV_HAVE_SM90A
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 /* d [64, 64] = (add ? d : 0) + a [64, 32] b [64, 32]^T, e4m3 along k in both */
 __device__ static inline void multiply(float (&d)[32], uint64_t a, uint64_t b, int add)
 {
@@ -77,7 +77,7 @@ __device__ static inline void fetch(const struct kv_index_args &a, uint32_t to, 
 
 __global__ void __launch_bounds__(THREADS) score_tiles(const __grid_constant__ struct score_params p)
 {
-#ifdef KV_HAVE_SM90A
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 	extern __shared__ char raw[];
 	__shared__ int32_t blocks[MAX_TILES];
 	__shared__ float weights[QUERIES][HEADS];
