@@ -88,6 +88,7 @@ KV_PUBLIC int kv_ping(struct kv_client *client, int64_t timeout)
 {
 	struct kv_msg_plain ping = { .head = { .type = KV_MSG_PING, .size = sizeof(ping) } };
 	int r = kv_forked(client->fork_generation);
+	uint32_t n_late;
 
 	if (r < 0)
 		return r;
@@ -95,6 +96,10 @@ KV_PUBLIC int kv_ping(struct kv_client *client, int64_t timeout)
 	r = kv_connection_call(&client->connection, &ping, KV_MSG_OK, sizeof(ping), NULL, 0, NULL,
 			       kv_deadline(timeout));
 	pthread_mutex_unlock(&client->lock);
+	n_late = kv_load_relaxed(&client->n_late);
+	if (!r && n_late)
+		r = kv_error(-EAGAIN, "daemon: it did not answer for a while, and %u ops (blocks given or "
+			     "published) are still to be sent: the next calls for their pools do that", n_late);
 	return r;
 }
 

@@ -349,14 +349,14 @@ int kv_connection_post(struct kv_connection *c, void *request)
 		int r = c->fd < 0 ? (c->socket ? begin_again(c) : lost()) : 0;
 
 		if (r == -EAGAIN)
-			return 0;
+			return 1;
 		if (r < 0)
 			return r;
 		r = send_now(c, head, 0);
 		KV_KILLPOINT(client_posted);
 		if (r != -EPIPE && r != -ECONNRESET)
-			return r == -EAGAIN ? 0 : r;
+			return r == -EAGAIN ? 1 : r;
 		hang_up(c);
 	}
-	return c->socket ? 0 : lost();
+	return c->socket ? 1 : lost();
 }

@@ -4,7 +4,8 @@
  *
  *   connection.c  a socket and calls over it        fork.c    handles end in a forked child
  *   client.c      kv_client                         stats.c   stats, check, drop
- *   pool.c        opening, mapping, views           magazine.c  leases at hand, give, the op ring
+ *   pool.c        opening, mapping, views           magazine.c  leases at hand, give
+ *   ops.c         what the daemon is told
  *   later.c       what waits for GPU work           sequence.c, lookup.c, publish.c, batch.c
  *   pin.h         holding cached blocks             identity.c  fields, extras, epochs
  *   granules.c    what is mapped (--isolate)        preempt.c   giving way and going on
@@ -70,7 +71,7 @@ void kv_connection_close(struct kv_connection *c);
 int kv_connection_call(struct kv_connection *c, void *request, uint16_t type, uint32_t size,
 		       int *fds, uint32_t max_fds, uint32_t *ret_n_fds, int64_t deadline);
 
-/* kv_connection_post() - send a message that has no answer; a full socket is no error. Never waits. */
+/* kv_connection_post() - send a message that has no answer; never waits. 0; 1: it could not be sent now; negative */
 int kv_connection_post(struct kv_connection *c, void *request);
 
 /* ---- fork.c ---- */
@@ -92,6 +93,7 @@ struct kv_client {
 	pthread_mutex_t lock; /* of connection */
 	struct kv_connection connection;
 	uint32_t fork_generation;
+	uint32_t n_late; /* ops of all its pools that are kv_pool::late; pools are other threads' */
 	char socket[sizeof(((struct sockaddr_un *)0)->sun_path)];
 	char name[KV_NAME_MAX];
 	int32_t n_gpus;
@@ -143,6 +145,8 @@ struct kv_pool {
 	uint32_t grant_capacity, grant_tail, op_capacity, op_head;
 	uint32_t slot, session_number;
 	bool ops_posted; /* since the last kick */
+	struct kv_op *late; /* [late_at, n_late) that found the ring full, and the daemon not answering */
+	size_t late_at, n_late, late_room;
 
 	uint32_t *refs; /* [id_limit] */
 	uint32_t *gives; /* [id_limit] op_head after the give that KV_REF_GIVEN is about */
@@ -199,9 +203,6 @@ static inline uint64_t kv_pool_max_blocks(const struct kv_pool *pool)
 	kv_load_acquire(&page->limits.revision);
 	return kv_load_relaxed(&page->limits.max_blocks);
 }
-int kv_ops_post(struct kv_pool *pool, const struct kv_op *op);
-void kv_ops_try(struct kv_pool *pool, const struct kv_op *op); /* if the ring is half empty */
-void kv_ops_kick(struct kv_pool *pool);
 void kv_block_release(struct kv_pool *pool, kv_block_id id); /* one reference less */
 
 /* kv_block_pin_twin() - hold a cached block known by its serial; true: one reference more */
@@ -217,6 +218,22 @@ static inline bool kv_block_is_shared(const struct kv_pool *pool, kv_block_id id
 
 	return (r & KV_REF_COUNT) > 1 || r & (KV_REF_CACHED | KV_REF_SUBMITTED);
 }
+
+/* ---- ops.c ---- */
+
+int kv_ops_post(struct kv_pool *pool, const struct kv_op *op);
+void kv_ops_try(struct kv_pool *pool, const struct kv_op *op); /* if the ring is half empty */
+void kv_ops_give(struct kv_pool *pool, kv_block_id id);
+void kv_ops_kick(struct kv_pool *pool);
+/* kv_ops_end() - number of the op after the last one, as ops.tail will count it */
+static inline uint32_t kv_ops_end(const struct kv_pool *pool)
+{
+	return pool->op_head + (uint32_t)(pool->n_late - pool->late_at);
+}
+void kv_ops_finish(struct kv_pool *pool); /* what is late is sent, if the daemon answers */
+void kv_ops_deinit(struct kv_pool *pool);
+/* kv_pool_lost() - @r of a call to the daemon: some mean that the session is over. Return: @r */
+int kv_pool_lost(struct kv_pool *pool, int r);
 
 /* ---- later.c ---- */
 

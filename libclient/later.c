@@ -102,6 +102,8 @@ int kv_later_publish(struct kv_pool *pool, void *stream, const struct kv_op *ops
 
 void kv_later_poll(struct kv_pool *pool)
 {
+	if (__builtin_expect(pool->n_late, 0))
+		kv_ops_kick(pool);
 	while (!kv_link_is_alone(&pool->later)) {
 		struct kv_later *later = kv_container_of(pool->later.next, struct kv_later, link);
 		int r = later->event ? kv_event_query(later->event) : 1;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Leases at hand, and the ring of ops.
+ * Leases at hand.
  *
  *   take: stack of idle leases <- ring of grants <- LEASE message (only when both are short)
  *   give: stack of idle leases -> GIVE ops when it is more than twice what the daemon wants kept
@@ -22,13 +22,6 @@
 
 /* How often a take asks when others have its idle leases each time; it has its deadline besides. */
 #define REFILLS 8
-
-static int lost(struct kv_pool *pool, int r)
-{
-	if (r == -ECONNRESET || r == -EPROTO)
-		pool->lost = true;
-	return r;
-}
 
 /* What is off the path of a block stays out of its functions. */
 #define SLOW __attribute__((noinline, cold))
@@ -120,17 +113,17 @@ static int collect_grants(struct kv_pool *pool)
 		int r = kv_granules_need(pool, kv_deadline(0));
 
 		if (r < 0)
-			return lost(pool, r);
+			return kv_pool_lost(pool, r);
 	}
 	if (n < 0)
-		return lost(pool, kv_error(-EPROTO, "daemon: its ring of grants makes no sense"));
+		return kv_pool_lost(pool, kv_error(-EPROTO, "daemon: its ring of grants makes no sense"));
 	for (; n; n--) {
 		kv_block_id id = pool->grants[pool->grant_tail & (pool->grant_capacity - 1)];
 		int r;
 
 		/* Pages that somebody writes who must not cost this session, and nothing more. */
 		if ((uint32_t)id >= pool->head.id_limit)
-			return lost(pool, kv_error(-EPROTO, "daemon: it granted block %d, ids are "
+			return kv_pool_lost(pool, kv_error(-EPROTO, "daemon: it granted block %d, ids are "
 						   "below %u", id, pool->head.id_limit));
 		r = push(pool, id);
 		if (r < 0)
@@ -143,62 +136,6 @@ static int collect_grants(struct kv_pool *pool)
 	return 0;
 }
 
-void kv_ops_kick(struct kv_pool *pool)
-{
-	struct kv_msg_plain kick = { .head = { .type = KV_MSG_KICK, .size = sizeof(kick) } };
-
-	if (!pool->ops_posted)
-		return;
-	pool->ops_posted = false;
-	/* Pairs with the store in the daemon's drain: if it has not looked since, it will. */
-	if (!kv_exchange_seq(&pool->session->kick, 1)) {
-		KV_KILLPOINT(client_kick_set);
-		lost(pool, kv_connection_post(&pool->connection, &kick));
-	}
-}
-
-int kv_ops_post(struct kv_pool *pool, const struct kv_op *op)
-{
-	int64_t room = kv_ring_writable(&pool->session->ops, pool->op_head, pool->op_capacity);
-
-	if (room == 0) {
-		/* Any message makes the daemon work the ring off before it answers. */
-		struct kv_msg_plain ping = { .head = { .type = KV_MSG_PING, .size = sizeof(ping) } };
-		int r = kv_connection_call(&pool->connection, &ping, KV_MSG_OK, sizeof(ping), NULL, 0,
-					   NULL, kv_deadline(0));
-
-		if (r < 0)
-			return lost(pool, r);
-		room = kv_ring_writable(&pool->session->ops, pool->op_head, pool->op_capacity);
-	}
-	if (room <= 0)
-		return lost(pool, kv_error(-EPROTO, "daemon: its ring of ops makes no sense"));
-	pool->ops[pool->op_head & (pool->op_capacity - 1)] = *op;
-	KV_KILLPOINT(client_op_written);
-	kv_ring_post(&pool->session->ops, ++pool->op_head);
-	KV_KILLPOINT(client_op_posted);
-	pool->ops_posted = true;
-	return 0;
-}
-
-void kv_ops_try(struct kv_pool *pool, const struct kv_op *op)
-{
-	int64_t room = kv_ring_writable(&pool->session->ops, pool->op_head, pool->op_capacity);
-
-	if (room > pool->op_capacity / 2)
-		kv_ops_post(pool, op);
-	else
-		kv_ops_kick(pool);
-}
-
-static void give_back(struct kv_pool *pool, kv_block_id id)
-{
-	struct kv_op op = { .kind = KV_OP_GIVE, .id = id };
-
-	/* If the daemon is gone, so are its books: a restart rebuilds them without this lease. */
-	kv_ops_post(pool, &op);
-}
-
 /* Too many idle leases: others may need them. */
 static SLOW void flush(struct kv_pool *pool)
 {
@@ -206,7 +143,7 @@ static SLOW void flush(struct kv_pool *pool)
 	uint32_t n = have > keep ? have - keep : 0;
 
 	for (uint32_t i = 0; i < n; i++)
-		give_back(pool, pool->stack[i]);
+		kv_ops_give(pool, pool->stack[i]);
 	/* The oldest go; those used last stay, their bytes may still be in a cache. */
 	memmove(pool->stack, pool->stack + n, (have - n) * sizeof(*pool->stack));
 	set_idle(pool, have - n);
@@ -233,7 +170,7 @@ static SLOW void want_more(struct kv_pool *pool)
 		return;
 	pool->low = 0;
 	want.n = target - have;
-	lost(pool, kv_connection_post(&pool->connection, &want));
+	kv_pool_lost(pool, kv_connection_post(&pool->connection, &want));
 }
 
 /* Not between enter() and leave(): while we wait the daemon may give our idle leases to others. */
@@ -248,7 +185,7 @@ static int ask(struct kv_pool *pool, uint32_t n, int64_t timeout)
 	int r = kv_connection_call(&pool->connection, &lease, KV_MSG_LEASED, sizeof(*answer), NULL, 0,
 				   NULL, kv_deadline(timeout + 15 * KV_SEC));
 
-	return r < 0 ? lost(pool, r) : answer->answer;
+	return r < 0 ? kv_pool_lost(pool, r) : answer->answer;
 }
 
 /* The slow half of a take: fewer than @n are in the stack. */
@@ -261,6 +198,9 @@ static SLOW int refill(struct kv_pool *pool, uint32_t n, int64_t timeout)
 		return kv_read_only_error();
 	if (pool->lost)
 		return kv_error(-ECONNRESET, "the daemon is gone");
+	/* What could not be given back while the daemon stood still is what we may be waiting for. */
+	if (__builtin_expect(pool->n_late, 0))
+		kv_ops_kick(pool);
 	pool->low = kv_load_relaxed(&pool->session->n_magazine) / 2;
 	for (int i = 0; i < REFILLS; i++) {
 		uint32_t have;
@@ -299,7 +239,7 @@ static SLOW int bad_stack(struct kv_pool *pool, const kv_block_id *taken, uint32
 	while (n)
 		pool->refs[taken[--n]] = 0;
 	leave(pool);
-	return lost(pool, kv_error(-EPROTO, "session: the stack of idle leases in its pages makes no "
+	return kv_pool_lost(pool, kv_error(-EPROTO, "session: the stack of idle leases in its pages makes no "
 				   "sense"));
 }
 
@@ -399,7 +339,7 @@ static SLOW int give_slowly(struct kv_pool *pool, uint32_t n, const kv_block_id 
 		}
 		refs[id] = 0;
 		if (__builtin_expect(!entered, 0) || push(pool, id) < 0)
-			give_back(pool, id);
+			kv_ops_give(pool, id);
 	}
 	if (entered)
 		flush_if_full(pool);
@@ -477,7 +417,7 @@ void kv_block_release(struct kv_pool *pool, kv_block_id id)
 			forget_copy_to(pool, id);
 		entered = !enter(pool);
 		if (!entered || push(pool, id) < 0)
-			give_back(pool, id);
+			kv_ops_give(pool, id);
 		if (entered)
 			flush_if_full(pool);
 		leave(pool);
@@ -493,8 +433,8 @@ void kv_block_release(struct kv_pool *pool, kv_block_id id)
 	} else {
 		/* The daemon has yet to say what became of it: this op comes after that one. */
 		pool->refs[id] = KV_REF_GIVEN;
-		give_back(pool, id);
-		pool->gives[id] = pool->op_head;
+		kv_ops_give(pool, id);
+		pool->gives[id] = kv_ops_end(pool);
 	}
 }
 

@@ -356,6 +356,7 @@ static void discard(struct kv_pool *pool)
 	kv_connection_close(&pool->connection);
 	free(pool->components);
 	free(pool->copies);
+	kv_ops_deinit(pool);
 	kv_seq_discard(pool->spare);
 	free(pool);
 }
@@ -454,6 +455,7 @@ KV_PUBLIC struct kv_pool *kv_pool_close(struct kv_pool *pool)
 	 */
 	if (!kv_forked(pool->fork_generation) && !pool->lost &&
 	    !kv_later_finish(pool, kv_deadline(0))) {
+		kv_ops_finish(pool);
 		kv_ops_kick(pool);
 		/* What is still mapped when the session ends would be memory that is used twice. */
 		if (pool->sparse)

@@ -34,6 +34,10 @@
  * ended (or another one was started, or this process was hung up on); a pool's memory is there until it is
  * closed, but what needs the daemon will not work again. A process that makes no call keeps all it
  * holds.
+ *
+ * A daemon that stands still (a debugger, a suspended machine) is waited for once, 5 s at most, by a call
+ * that gives or publishes more than the 4,096 it takes without a look; from then on such calls go on at
+ * once, and what they say is sent when it answers again.
  */
 #ifndef KVCACHED_CLIENT_H
 #define KVCACHED_CLIENT_H
@@ -82,7 +86,8 @@ struct kv_client *kv_disconnect(struct kv_client *client);
  * kv_ping() - a round trip; what this process gave and published before has been worked off by then
  *
  * Return: 0; -ETIMEDOUT, also if a daemon that is being restarted isn't back in time; -ECONNRESET if it
- *         is gone.
+ *         is gone; -EAGAIN if it answers, but not all has been sent yet, because it didn't for a while:
+ *         the next calls for the pools (kv_pool_map() will do) send the rest.
  */
 int kv_ping(struct kv_client *client, int64_t timeout);
 
@@ -279,7 +284,8 @@ int kv_pool_view(const struct kv_pool *pool, uint32_t gpu, uint32_t component,
  * All or nothing. Their content is undefined but finite as long as the pool's components are KV of
  * one use: a block that belonged to another pool was zeroed first.
  * Return: 0; KV_NO_ROOM; KV_TOO_LARGE if the pool never has that many; -EDQUOT if this user has
- *         as many blocks as it may (kvcached --user-blocks); -ECONNRESET.
+ *         as many blocks as it may (kvcached --user-blocks); -ETIMEDOUT if the daemon doesn't answer,
+ *         15 s after @timeout; -ECONNRESET.
  */
 int kv_blocks_take(struct kv_pool *pool, uint32_t n, kv_block_id *ret_ids, int64_t timeout);
 

@@ -6,7 +6,7 @@
 
 #include "tests/support/client.h"
 
-#define MAX_TOKENS 65536
+#define MAX_TOKENS (1 << 18)
 
 struct kv_client *client_new(void)
 {
