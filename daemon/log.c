@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/log.h"
 #include "include/internal/error.h"
@@ -12,6 +14,7 @@
 #include "include/kvcached/types.h"
 
 #define LINES_A_SECOND 100
+#define LINE_BYTES     1024
 
 static int max_level = KV_LOG_INFO;
 
@@ -38,12 +41,26 @@ int kv_log_level_parse(const char *text)
 			text);
 }
 
+/* Standing still for whoever reads this would be the whole service's standing still: then lines are lost. */
+static bool is_read(void)
+{
+	struct pollfd p = { .fd = STDERR_FILENO, .events = POLLOUT };
+
+	return poll(&p, 1, 0) == 1 && p.revents == POLLOUT;
+}
+
+/* One write, of less than the PIPE_BUF bytes that a pipe which is ready takes without waiting. */
 static void write_line(int level, const char *text)
 {
+	char line[LINE_BYTES + 64];
+	int n;
+
 	if (getenv("JOURNAL_STREAM"))
-		fprintf(stderr, "<%d>%s\n", level, text);
+		n = snprintf(line, sizeof(line), "<%d>%s\n", level, text);
 	else
-		fprintf(stderr, "kvcached: %s%s\n", level <= KV_LOG_WARN ? "warning: " : "", text);
+		n = snprintf(line, sizeof(line), "kvcached: %s%s\n", level <= KV_LOG_WARN ? "warning: " : "", text);
+	if (write(STDERR_FILENO, line, (size_t)n) < 0)
+		return; /* its reader has gone */
 }
 
 /* Clients can cause lines; they must not be able to fill a disk with them. */
@@ -52,14 +69,9 @@ static bool is_too_much(void)
 	static int64_t second_ns;
 	static uint32_t n_lines;
 	int64_t now = kv_now();
-	char text[80];
 
 	if (now - second_ns < KV_SEC && max_level < KV_LOG_DEBUG)
 		return ++n_lines > LINES_A_SECOND;
-	if (n_lines > LINES_A_SECOND) {
-		snprintf(text, sizeof(text), "%u lines were left out", n_lines - LINES_A_SECOND);
-		write_line(KV_LOG_WARN, text);
-	}
 	second_ns = now;
 	n_lines = 1;
 	return false;
@@ -67,11 +79,21 @@ static bool is_too_much(void)
 
 void kv_log(int level, const char *format, ...)
 {
-	char text[1024];
+	static uint32_t n_left_out;
+	char text[LINE_BYTES];
 	va_list args;
 
-	if (level > max_level || is_too_much())
+	if (level > max_level)
 		return;
+	if (is_too_much() || !is_read()) {
+		n_left_out++;
+		return;
+	}
+	if (n_left_out) {
+		snprintf(text, sizeof(text), "%u lines were left out", n_left_out);
+		n_left_out = 0;
+		write_line(KV_LOG_WARN, text);
+	}
 	va_start(args, format);
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);

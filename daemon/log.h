@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lines on stderr: what was decided, once. With journald's priority prefix when run by systemd. */
+/*
+ * Lines on stderr: what was decided, once. With journald's priority prefix when run by systemd. A line never waits:
+ * while nobody reads them they are left out, and counted.
+ */
 #ifndef KV_DAEMON_LOG_H
 #define KV_DAEMON_LOG_H
 
