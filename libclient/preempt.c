@@ -48,8 +48,11 @@ static void forget_hit(struct kv_seq *seq)
 KV_PUBLIC int kv_seq_resume(struct kv_seq *seq, size_t n_tokens, int64_t timeout, size_t *ret_len)
 {
 	size_t len = kv_seq_preempted(seq), hit;
-	int r = check_resume(len, n_tokens);
+	int r = kv_forked(seq->pool->fork_generation);
 
+	if (r < 0)
+		return r;
+	r = check_resume(len, n_tokens);
 	if (!r)
 		r = kv_seq_lookup(seq, seq->tokens, len, &hit);
 	if (!r)
@@ -114,8 +117,11 @@ KV_PUBLIC int kv_gseq_preempt(struct kv_gseq *seq, void *stream)
 KV_PUBLIC int kv_gseq_resume(struct kv_gseq *seq, size_t n_tokens, int64_t timeout, size_t *ret_len)
 {
 	size_t len = kv_gseq_preempted(seq), hit;
-	int r = check_resume(len, n_tokens);
+	int r = kv_forked(seq->groups->groups[0].pool->fork_generation);
 
+	if (r < 0)
+		return r;
+	r = check_resume(len, n_tokens);
 	if (!r)
 		r = kv_gseq_lookup(seq, seq->tokens, len, &hit);
 	if (!r)

@@ -55,7 +55,7 @@ static void expect_gone_soon(pid_t pid)
 
 /* All that a child may try with the handles of its parent. */
 static void use_inherited_handles(struct kv_client *own, struct kv_pool *mine, struct kv_seq *seq,
-				  struct kv_batch *batch)
+				  struct kv_seq *preempted, struct kv_gseq *group, struct kv_batch *batch)
 {
 	KV_OPTIONS(kv_pool_options, what, .name = "pool");
 	KV_OPTIONS(kv_batch_options, sizes, .max_seqs = 1, .max_tokens = 1,
@@ -88,6 +88,13 @@ static void use_inherited_handles(struct kv_client *own, struct kv_pool *mine, s
 	refused(kv_seq_fork(seq, &another), -ECHILD, "fork");
 	refused(kv_seq_rollback(seq, 10, NULL), -ECHILD, "fork");
 	refused(kv_seq_publish(seq, NULL), -ECHILD, "fork");
+	refused(kv_seq_preempt(seq, NULL), -ECHILD, "fork");
+	refused(kv_seq_resume(preempted, 400, TIMEOUT, &n), -ECHILD, "fork");
+	ck_assert_uint_eq(kv_seq_preempted(preempted), 320);
+	refused(kv_seq_promise(seq, tokens_of(1, 400), 400, TIMEOUT, &n), -ECHILD, "fork");
+	refused(kv_seq_follow(seq, tokens_of(1, 400), 400, TIMEOUT, &n), -ECHILD, "fork");
+	refused(kv_gseq_resume(group, 400, TIMEOUT, &n), -ECHILD, "fork");
+	ck_assert_uint_eq(kv_gseq_preempted(group), 320);
 	refused(kv_batch_new(mine, &sizes, &another_batch), -ECHILD, "fork");
 	refused(kv_batch_build(batch, &item, 1, 0, 0), -ECHILD, "fork");
 	refused(kv_batch_copy(batch, NULL), -ECHILD, "fork");
@@ -105,7 +112,9 @@ static void use_inherited_handles(struct kv_client *own, struct kv_pool *mine, s
 struct parents {
 	struct kv_client *client;
 	struct kv_pool *pool;
-	struct kv_seq *seq;
+	struct kv_seq *seq, *preempted;
+	struct kv_groups *groups;
+	struct kv_gseq *group; /* preempted, too */
 	struct kv_batch *batch;
 };
 
@@ -113,12 +122,22 @@ static struct parents begin_parent(void)
 {
 	KV_OPTIONS(kv_batch_options, sizes, .max_seqs = 4, .max_tokens = 64,
 		   .max_blocks_per_seq = 30);
+	struct kv_group full = {.kind = KV_GROUP_FULL};
+	KV_OPTIONS(kv_groups_options, one, .groups = &full, .n_groups = 1);
 	struct parents p = {.client = client_new()};
 
 	p.pool = pool_new_mapped(p.client, "pool", 0);
+	full.pool = p.pool;
 	must(kv_blocks_take(p.pool, 100, ids, TIMEOUT));
 	must(kv_blocks_give(p.pool, 5, ids + 95));
 	p.seq = seq_published(p.client, p.pool, 1, 320);
+	p.preempted = seq_new(p.pool, 2, 320, NULL);
+	must(kv_seq_preempt(p.preempted, NULL));
+	must(kv_groups_new(&one, &p.groups));
+	must(kv_gseq_new(p.groups, &p.group));
+	must(kv_gseq_reserve(p.group, 320, TIMEOUT));
+	must(kv_gseq_append(p.group, tokens_of(3, 320), 320));
+	must(kv_gseq_preempt(p.group, NULL));
 	must(kv_batch_new(p.pool, &sizes, &p.batch));
 	return p;
 }
@@ -135,7 +154,7 @@ static void forks(struct process *self, void *arg)
 	(void)arg;
 	child = fork();
 	if (child == 0) {
-		use_inherited_handles(p.client, p.pool, p.seq, p.batch);
+		use_inherited_handles(p.client, p.pool, p.seq, p.preempted, p.group, p.batch);
 		/* It connects anew; the ends of the old handles end nothing of that. */
 		own = client_new();
 		mine = pool_new_mapped(own, "pool", 0);
@@ -143,6 +162,9 @@ static void forks(struct process *self, void *arg)
 		for (int i = 0; i < 50; i++)
 			block_fill(mine, ids[i], 0x31);
 		kv_seq_free(p.seq, NULL);
+		kv_seq_free(p.preempted, NULL);
+		kv_gseq_free(p.group, NULL);
+		kv_groups_free(p.groups);
 		kv_batch_free(p.batch);
 		kv_pool_close(p.pool);
 		kv_disconnect(p.client);
@@ -163,6 +185,9 @@ static void forks(struct process *self, void *arg)
 	must(kv_ping(p.client, TIMEOUT));
 	kv_batch_free(p.batch);
 	kv_seq_free(p.seq, NULL);
+	kv_seq_free(p.preempted, NULL);
+	kv_gseq_free(p.group, NULL);
+	kv_groups_free(p.groups);
 	kv_pool_close(p.pool);
 	kv_disconnect(p.client);
 }
