@@ -343,10 +343,12 @@ uint32_t kv_books_evict(struct kv_books *b, uint32_t n, bool all)
 			struct kv_key key = b->books[b->victims[i + 8].id].key;
 
 			kv_prefix_prefetch(&b->prefix, key);
+			kv_stem_prefetch(&b->stems, b->books[b->victims[i + 8].id].stem);
 			kv_ghosts_prefetch(&b->ghosts, key);
 		}
 		kv_books_doubt(b, b->victims[i].id);
 		kv_prefix_remove(&b->prefix, b->books[b->victims[i].id].key, b->victims[i].id);
+		kv_books_remove_stem(b, b->victims[i].id);
 		KV_KILLPOINT(worker_index_removed);
 		if (!b->books[b->victims[i].id].stale)
 			keep_ghost(b, b->victims[i].id);

@@ -227,6 +227,8 @@ static bool change_over(struct kv_books *b, int32_t from, int32_t to)
 	book->since = since;
 	relink(b, to);
 	kv_prefix_rename(&b->prefix, old->key, from, to);
+	kv_stem_rename(&b->stems, old->stem, from, to);
+	old->stem = 0;
 	KV_KILLPOINT(worker_block_moved);
 	b->n_moving--;
 	old->in_lru = false;
@@ -267,6 +269,7 @@ static void prefetch_move(const struct kv_books *b, const struct kv_books_move *
 		const struct kv_book *book = &b->books[moves[i + AHEAD / 2].from];
 
 		kv_prefix_prefetch(&b->prefix, book->key);
+		kv_stem_prefetch(&b->stems, book->stem);
 		if (book->parent >= 0)
 			__builtin_prefetch(&b->books[book->parent], 1);
 	}

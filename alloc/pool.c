@@ -21,6 +21,8 @@ int kv_books_init_in(struct kv_books *b, const struct kv_shm_pool *head, uint64_
 	b->shared = shared;
 	b->descriptors = kv_shm_descriptors(shared, head);
 	b->prefix = (struct kv_prefix){ index, head->n_buckets, head->id_limit };
+	b->stems = (struct kv_stems){ index + (uint64_t)head->n_buckets * KV_BUCKET_WORDS,
+				      (uint32_t)head->n_stem_buckets, head->id_limit };
 	b->policy = kv_policies[1];
 	b->epoch = head->epoch;
 	b->saved = memory;
@@ -319,6 +321,32 @@ int32_t kv_books_unlink_child(struct kv_books *b, int32_t id)
 	return book->parent;
 }
 
+/* How it begins can be looked for. Its place stands in its book before its entry does (alloc/saved.h). */
+static void put_stem(struct kv_books *b, int32_t id, uint64_t follows)
+{
+	int32_t tokens[KV_STEM_TOKENS];
+	struct kv_shm_row row;
+	struct kv_key key;
+
+	if (!b->stems.n_buckets)
+		return;
+	memcpy(tokens, kv_shm_tokens(b->shared, b->head, id),
+	       kv_stem_tokens(b->head->block_tokens) * sizeof(*tokens));
+	if (follows & KV_SERIAL_ROW)
+		row = *kv_shm_row(b->shared, b->head, id);
+	key = kv_stem_key(b->head, follows, follows & KV_SERIAL_ROW ? &row : NULL, tokens);
+	b->books[id].stem = kv_stem_place(&b->stems, key, id);
+	kv_fence_compiler();
+	kv_stem_put(&b->stems, b->books[id].stem, key, id);
+	KV_KILLPOINT(worker_stem_put);
+}
+
+void kv_books_remove_stem(struct kv_books *b, int32_t id)
+{
+	kv_stem_remove(&b->stems, b->books[id].stem, id);
+	b->books[id].stem = 0;
+}
+
 static uint64_t next_serial(struct kv_books *b)
 {
 	if (b->next_serial == b->saved->serial_limit)
@@ -371,6 +399,7 @@ int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op)
 	if (kv_prefix_insert(&b->prefix, key, op->id) < 0)
 		return KV_PUBLISH_REFUSED;
 	KV_KILLPOINT(worker_index_inserted);
+	put_stem(b, op->id, parent_serial);
 
 	book->parent = parent;
 	book->parent_serial = parent_serial;

@@ -28,6 +28,7 @@
 #include "alloc/prefix.h"
 #include "alloc/saved.h"
 #include "alloc/space.h"
+#include "alloc/stem.h"
 #include "alloc/worth.h"
 #include "include/internal/shm.h"
 
@@ -56,6 +57,7 @@ struct kv_book {
 	uint64_t last;	 /* CACHED: kv_books::now when it was last published or found */
 	/* CACHED: a list of the blocks cached behind it, and its place in its parent's; -1: none */
 	int32_t first_child, next_sibling, prev_sibling;
+	uint32_t stem; /* where its entry in kv_books::stems was put, from 1; 0: nowhere */
 };
 
 _Static_assert(sizeof(struct kv_book) == 96, "workers of other versions read it");
@@ -81,6 +83,7 @@ struct kv_books {
 	void *shared; /* blocks memfd */
 	struct kv_shm_block *descriptors;
 	struct kv_prefix prefix;
+	struct kv_stems stems;
 	struct kv_books_saved *saved;
 	struct kv_book *books; /* [id_limit], behind it */
 	void *own_memory;      /* of these two, where the caller gave none */
@@ -114,7 +117,7 @@ struct kv_books {
 /**
  * kv_books_init() - books of a pool without blocks
  * @head:   the index memfd, filled in
- * @index:  the bucket words in it, zero
+ * @index:  the bucket words in it, those of stems behind them, zero
  * @shared: the blocks memfd, zero
  *
  * Return: 0 or -ENOMEM.

@@ -127,6 +127,22 @@ static void check_children(const struct kv_books *b, int32_t id, struct report *
 		wrong(r, id, "block %d lists %u children of %u", id, n, book->n_children);
 }
 
+/* Not every cached block has an entry (stem.h); whoever has one is cached, and knows where it stands. */
+static void check_stems(const struct kv_books *b, struct report *r)
+{
+	for (uint32_t i = 0; i < b->stems.n_buckets * KV_BUCKET_WORDS; i++) {
+		int32_t id = (int32_t)(uint32_t)b->stems.words[i] - 1;
+
+		if (!b->stems.words[i])
+			continue;
+		if ((uint32_t)id >= b->head->id_limit)
+			wrong(r, -1, "place %u of the stems names block %d", i, id);
+		else if (b->books[id].state != KV_BLOCK_CACHED || b->books[id].stem != i + 1)
+			wrong(r, id, "block %d stands in the stems at place %u, its book says %s, place %u", id,
+			      i, kv_block_state_name(b->books[id].state), b->books[id].stem - 1);
+	}
+}
+
 static void check_space(const struct kv_books *b, struct report *r)
 {
 	bool *used = calloc(b->head->id_limit, sizeof(*used));
@@ -165,6 +181,7 @@ uint64_t kv_books_errors(const struct kv_books *b, const bool *live, kv_books_er
 			check_children(b, (int32_t)i, &r);
 	}
 	check_space(b, &r);
+	check_stems(b, &r);
 	memset(children, 0, b->head->id_limit * sizeof(*children));
 	for (uint64_t i = 0; i < (uint64_t)b->prefix.n_buckets * KV_BUCKET_WORDS; i++)
 		n_indexed += b->prefix.words[i] != 0;

@@ -12,6 +12,9 @@ void kv_books_push_free(struct kv_books *b, int32_t id); /* the generation moves
 /* pool.c: its entry in the index is about to change (alloc/saved.h) */
 void kv_books_doubt(struct kv_books *b, int32_t id);
 
+/* pool.c: nobody is to find it by how it begins any more */
+void kv_books_remove_stem(struct kv_books *b, int32_t id);
+
 /* pool.c: a cached block stands in its parent's list of children, or leaves it. Return: the parent */
 int32_t kv_books_link_child(struct kv_books *b, int32_t id);
 int32_t kv_books_unlink_child(struct kv_books *b, int32_t id);

@@ -119,6 +119,7 @@ static void drop_orphans(struct kv_books *b, int32_t id, struct kv_books_found *
 	found->n_dropped++;
 	kv_books_doubt(b, id);
 	kv_prefix_remove(&b->prefix, book->key, id);
+	kv_books_remove_stem(b, id);
 	if (!kv_books_is_held(b, id)) {
 		move(b, id, KV_BLOCK_FREE);
 		return;
@@ -222,6 +223,8 @@ static void settle_entry(struct kv_books *b, int32_t id, struct kv_books_found *
 		b->n_cached--;
 		found->n_orphans++; /* what follows it, if anything does */
 	}
+	if (book->state != KV_BLOCK_CACHED)
+		kv_books_remove_stem(b, id);
 	found->n_index += n != (book->state == KV_BLOCK_CACHED);
 }
 
@@ -244,6 +247,7 @@ static void reinsert(struct kv_books *b, int32_t id, struct kv_books_found *foun
 	found->n_index++;
 	if (kv_prefix_insert(&b->prefix, book->key, id) < 0 && !kv_books_is_held(b, id)) {
 		found->n_dropped++;
+		kv_books_remove_stem(b, id);
 		move(b, id, KV_BLOCK_FREE);
 	}
 }

@@ -16,7 +16,8 @@
  *     (kept by the daemon beside the session) is moved on, then the ring's head. A leased block
  *     whose number the count hasn't reached never got to its client: it is free.
  *   - Before a block enters or leaves the index its id stands in `doubt`: of those two the entries
- *     are looked at again. (Two: a block that is moved leaves at one id and enters at another.)
+ *     are looked at again. (Two: a block that is moved leaves at one id and enters at another.) So is its
+ *     stem, whose place stands in the book before the entry stands there.
  *   - Serials below `serial_limit` may have been given out. It is moved on before they are.
  *   - EVICTING is CACHED again: nothing had been told that it is gone.
  *

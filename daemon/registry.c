@@ -123,6 +123,7 @@ static int make_pages(struct kv_pool *pool, const struct kv_msg_pool_open *msg)
 		.block_tokens = pool->layout.block_tokens,
 		.id_limit = id_limit,
 		.n_buckets = n_buckets,
+		.n_stem_buckets = kv_stem_buckets(id_limit, pool->layout.block_tokens),
 		.buckets_offset = page_up(sizeof(head)),
 		.descriptors_offset = page_up(sizeof(struct kv_shm_blocks)),
 	};
@@ -130,8 +131,8 @@ static int make_pages(struct kv_pool *pool, const struct kv_msg_pool_open *msg)
 
 	if (getrandom(&head.seed, sizeof(head.seed), 0) != sizeof(head.seed))
 		return -EIO;
-	head.granules_offset = page_up(head.buckets_offset +
-				       (uint64_t)n_buckets * KV_BUCKET_WORDS * sizeof(uint64_t));
+	head.granules_offset = page_up(head.buckets_offset + (n_buckets + head.n_stem_buckets) *
+							     KV_BUCKET_WORDS * sizeof(uint64_t));
 	head.n_granules = kv_isolate_granules(pool);
 	head.index_bytes = page_up(head.granules_offset + head.n_granules * sizeof(uint64_t));
 	head.tokens_offset = page_up(head.descriptors_offset +

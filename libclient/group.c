@@ -371,16 +371,13 @@ static void put_back(const struct kv_gseq *seq, const struct taken *t, uint32_t 
 	}
 }
 
-KV_PUBLIC int kv_gseq_reserve(struct kv_gseq *seq, size_t n_tokens, int64_t timeout)
+static int reserve(struct kv_gseq *seq, size_t n_tokens, int64_t timeout)
 {
 	const struct kv_groups *groups = seq->groups;
 	struct taken t = { 0 };
 	uint32_t g = 0, first = 0;
-	int r = kv_forked(groups->groups[0].pool->fork_generation);
+	int r = count_need(seq, n_tokens, &t);
 
-	if (r < 0)
-		return r;
-	r = count_need(seq, n_tokens, &t);
 	if (!r)
 		r = take(seq, &t, timeout);
 	for (; g < groups->n && !r; g++) {
@@ -397,6 +394,23 @@ KV_PUBLIC int kv_gseq_reserve(struct kv_gseq *seq, size_t n_tokens, int64_t time
 	if (r)
 		put_back(seq, &t, g, first);
 	free(t.ids);
+	return r;
+}
+
+KV_PUBLIC int kv_gseq_reserve(struct kv_gseq *seq, size_t n_tokens, int64_t timeout)
+{
+	int r = kv_forked(seq->groups->groups[0].pool->fork_generation);
+
+	if (r < 0)
+		return r;
+	r = reserve(seq, n_tokens, timeout);
+	/* Blocks that are held for a part of them may be the very ones that are missing. */
+	if (r == KV_NO_ROOM && seq->n_partial) {
+		kv_gseq_step_back(seq, seq->len - seq->n_partial);
+		r = reserve(seq, n_tokens, 0);
+	}
+	if (!r)
+		seq->n_partial = 0;
 	return r;
 }
 
@@ -477,6 +491,7 @@ KV_PUBLIC int kv_gseq_fork(struct kv_gseq *seq, struct kv_gseq **ret)
 	child->n_digests = seq->n_digests;
 	child->len = seq->len;
 	child->n_preempted = seq->n_preempted;
+	child->n_partial = seq->n_partial;
 	*ret = child;
 	return 0;
 }
@@ -520,7 +535,7 @@ KV_PUBLIC int kv_gseq_rollback(struct kv_gseq *seq, size_t n_tokens, void *strea
 		return r;
 	kv_gseq_withdraw(seq, n_tokens);
 	seq->len = n_tokens;
-	seq->n_preempted = 0;
+	seq->n_preempted = seq->n_partial = 0;
 	kv_identity_cut(&seq->identity, n_tokens);
 	kv_gseq_cut_digests(seq);
 	return 0;
@@ -568,6 +583,7 @@ KV_PUBLIC int kv_gseq_done(struct kv_gseq *seq, size_t n_tokens, void *stream)
 
 	if (!r && n_tokens > seq->len)
 		r = kv_error(-EINVAL, "done: %zu tokens, the sequence has %zu", n_tokens, seq->len);
+	seq->n_partial = 0; /* windows move on: there is no way back */
 	for (uint32_t g = 0; g < seq->groups->n && !r; g++) {
 		if (is_state(seq->groups, g))
 			r = kv_gstate_flush(seq, g, stream);

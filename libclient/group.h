@@ -4,6 +4,7 @@
  *
  *   group.c        groups, and what a sequence does in all of them
  *   group_find.c   the longest prefix that all groups have
+ *   group_partial.c  and into the blocks behind it
  *   group_promise.c  waiting for what others compute
  *   group_state.c  rows of states: which is read, which is written, which are kept
  */
@@ -57,6 +58,7 @@ struct kv_gseq {
 	int32_t *tokens;
 	size_t tokens_room;
 	size_t n_preempted; /* tokens that it had, while len is 0 */
+	size_t n_partial; /* the last tokens, found behind whole units; 0 once there is room to go on */
 	struct kv_identity identity;
 	struct kv_prefix_digest *digests; /* [n_digests] before token i * digest_unit */
 	size_t n_digests, digests_room;
@@ -111,7 +113,20 @@ kv_block_id kv_gstate_find(const struct kv_gseq *seq, uint32_t group, size_t n);
 /* kv_gstate_adopt() - go on from a checkpoint that kv_gstate_find() gave */
 void kv_gstate_adopt(struct kv_gseq *seq, uint32_t group, size_t n, kv_block_id row);
 
+/* ---- group_partial.c ---- */
+
+/* kv_gseq_step_back() - what a lookup has found from @n_tokens on is let go */
+void kv_gseq_step_back(struct kv_gseq *seq, size_t n_tokens);
+
 /* ---- group_find.c ---- */
+
+/* kv_group_row() - what is before a block, and its extras; its digest is there */
+void kv_group_row(const struct kv_gseq *seq, uint32_t group, size_t begin, size_t end,
+		  struct kv_shm_row *ret);
+/* kv_group_hold() - hold block @i of a prompt; -1 if it isn't cached */
+kv_block_id kv_group_hold(const struct kv_gseq *seq, uint32_t group, const int32_t *prompt, size_t i);
+/* kv_gseq_note() - one request, told of by the first of its sequences */
+void kv_gseq_note(const struct kv_gseq *seq, const int32_t *tokens, size_t n, size_t n_found);
 
 /* kv_group_key() - of a block [begin, end) or a state (begin == end), found without its parents */
 void kv_group_key(const struct kv_gseq *seq, uint32_t group, size_t begin, size_t end,

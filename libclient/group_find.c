@@ -31,6 +31,13 @@ struct search {
 	struct candidates *groups;
 };
 
+void kv_group_row(const struct kv_gseq *seq, uint32_t group, size_t begin, size_t end,
+		  struct kv_shm_row *ret)
+{
+	kv_prefix_digest_row(&seq->digests[begin / seq->groups->digest_unit], &seq->identity,
+			     seq->groups->ordinals[group], begin, end, ret);
+}
+
 void kv_group_key(const struct kv_gseq *seq, uint32_t group, size_t begin, size_t end,
 		  const int32_t *tokens, struct kv_key *ret_key, struct kv_shm_row *ret_row)
 {
@@ -38,8 +45,7 @@ void kv_group_key(const struct kv_gseq *seq, uint32_t group, size_t begin, size_
 	const struct kv_shm_pool *head = &groups->groups[group].pool->head;
 	struct kv_key key = { 0, 0 };
 
-	kv_prefix_digest_row(&seq->digests[begin / groups->digest_unit], &seq->identity,
-			     groups->ordinals[group], begin, end, ret_row);
+	kv_group_row(seq, group, begin, end, ret_row);
 	key = kv_key_fold(head->seed, key, ret_row, sizeof(*ret_row));
 	key = kv_key_next(head->seed, key, tokens, head->block_tokens);
 	ret_key->lo = key.lo & head->key_mask;
@@ -60,20 +66,20 @@ static bool is_windowed(const struct kv_group *group)
 	return group->kind == KV_GROUP_WINDOW || group->kind == KV_GROUP_CHUNKED;
 }
 
-static kv_block_id hold_block(const struct search *s, uint32_t group, size_t i)
+kv_block_id kv_group_hold(const struct kv_gseq *seq, uint32_t group, const int32_t *prompt, size_t i)
 {
-	const struct kv_seq *part = s->seq->seqs[group];
+	const struct kv_seq *part = seq->seqs[group];
 	struct kv_pool *pool = part->pool;
 	uint32_t size = pool->head.block_tokens, cursor = 0;
-	const int32_t *tokens = s->tokens + i * size;
+	const int32_t *tokens = prompt + i * size;
 	struct kv_shm_row row;
 	struct kv_key key;
 	kv_block_id id;
 
-	kv_group_key(s->seq, group, i * size, (i + 1) * size, tokens, &key, &row);
+	kv_group_key(seq, group, i * size, (i + 1) * size, tokens, &key, &row);
 	do {
 		id = kv_prefix_find(&pool->prefix, key, &cursor);
-	} while (id >= 0 && !kv_pin(pool, id, part->root | KV_SERIAL_ROW, tokens, &row));
+	} while (id >= 0 && !kv_pin(pool, id, part->root | KV_SERIAL_ROW, tokens, size, &row));
 	return id;
 }
 
@@ -86,7 +92,7 @@ static bool has_block(struct search *s, uint32_t group, size_t i)
 	if (i < s->base / part->pool->head.block_tokens)
 		return part->table[i] != part->pool->head.null_block;
 	if (c->blocks[i] == UNKNOWN)
-		c->blocks[i] = hold_block(s, group, i);
+		c->blocks[i] = kv_group_hold(s->seq, group, s->tokens, i);
 	return c->blocks[i] != MISSING;
 }
 
@@ -168,7 +174,7 @@ static void trim_full(struct search *s, uint32_t group)
 	if (!more)
 		return;
 	kv_store_relaxed(&session->hit_tokens, session->hit_tokens - more);
-	kv_seq_rollback(part, s->best, NULL);
+	kv_seq_let_go(part, s->best);
 }
 
 static void adopt_window(struct search *s, uint32_t group)
@@ -220,21 +226,6 @@ static void let_go(struct search *s)
 	free(s->groups);
 }
 
-/* From here on, what is found can be adopted without asking for memory. */
-static int make_room(struct kv_seq *part, size_t n_tokens, size_t n_blocks)
-{
-	int r = kv_seq_grow((void **)&part->tokens, &part->tokens_room, n_tokens,
-			    sizeof(*part->tokens));
-
-	if (!r)
-		r = kv_seq_grow((void **)&part->table, &part->table_room, n_blocks + 1,
-				sizeof(*part->table));
-	if (!r)
-		r = kv_seq_grow((void **)&part->keys, &part->keys_room, n_blocks + 1,
-				sizeof(*part->keys));
-	return r;
-}
-
 static int search_init(struct search *s)
 {
 	const struct kv_groups *groups = s->seq->groups;
@@ -253,7 +244,8 @@ static int search_init(struct search *s)
 			return -ENOMEM;
 		for (; c->n < n; c->n++)
 			c->blocks[c->n] = UNKNOWN;
-		if (make_room(s->seq->seqs[g], s->best, n) < 0)
+		/* From here on, what is found can be adopted without asking for memory. */
+		if (kv_seq_make_room(s->seq->seqs[g], s->best, n) < 0)
 			return -ENOMEM;
 	}
 	return 0;
@@ -349,7 +341,7 @@ static int lookup(struct kv_gseq *seq, const int32_t *tokens, size_t n, size_t *
 }
 
 /* One request, told of by the first of its sequences. */
-static void note(const struct kv_gseq *seq, const int32_t *tokens, size_t n, size_t n_found)
+void kv_gseq_note(const struct kv_gseq *seq, const int32_t *tokens, size_t n, size_t n_found)
 {
 	for (uint32_t g = 0; g < seq->groups->n; g++) {
 		if (!seq->seqs[g])
@@ -366,6 +358,6 @@ KV_PUBLIC int kv_gseq_lookup(struct kv_gseq *seq, const int32_t *tokens, size_t 
 	int r = lookup(seq, tokens, n, ret_hit);
 
 	if (!r)
-		note(seq, tokens, n, *ret_hit - before);
+		kv_gseq_note(seq, tokens, n, *ret_hit - before);
 	return r;
 }

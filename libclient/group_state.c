@@ -381,7 +381,8 @@ kv_block_id kv_gstate_find(const struct kv_gseq *seq, uint32_t group, size_t n)
 	do {
 		id = kv_prefix_find(&pool->prefix, key, &cursor);
 	} while (id >= 0 &&
-		 !kv_pin(pool, id, seq->states[group].root | KV_SERIAL_ROW, tokens, &row));
+		 !kv_pin(pool, id, seq->states[group].root | KV_SERIAL_ROW, tokens,
+			 pool->head.block_tokens, &row));
 	return id;
 }
 

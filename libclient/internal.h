@@ -8,6 +8,7 @@
  *   ops.c         what the daemon is told
  *   later.c       what waits for GPU work           sequence.c, lookup.c, publish.c, batch.c
  *   pin.h         holding cached blocks             identity.c  fields, extras, epochs
+ *   lookup_partial.c  blocks of which a prompt has the beginning
  *   granules.c    what is mapped (--isolate)        preempt.c   giving way and going on
  *   pressure.c    notices of the daemon
  *   promise.c     waiting for what others compute   group*.c    sequences of several groups
@@ -26,6 +27,7 @@
 #include "alloc/identity.h"
 #include "alloc/layout.h"
 #include "alloc/prefix.h"
+#include "alloc/stem.h"
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
 #include "include/internal/list.h"
@@ -137,6 +139,7 @@ struct kv_pool {
 	void *blocks;
 	struct kv_shm_block *descriptors;
 	struct kv_prefix prefix;
+	struct kv_stems stems;
 	uint64_t index_bytes, blocks_bytes, session_bytes;
 
 	struct kv_shm_session *session;
@@ -261,6 +264,7 @@ struct kv_seq {
 	int32_t *tokens;
 	size_t len, tokens_room;
 	size_t n_preempted; /* tokens that it had, while len is 0 */
+	size_t n_partial; /* the last tokens, if the last block is another's and goes on otherwise */
 	size_t n_asked; /* tokens of the prompt that the statistics of lookups have counted */
 	kv_block_id *table;
 	size_t n_blocks, table_room;
@@ -284,10 +288,33 @@ int kv_item_add(struct kv_identity *identity, const char *what, const struct kv_
 int kv_extra_check(const struct kv_extra *extra, size_t len);
 int kv_seq_grow(void **array, size_t *room, size_t n, size_t item); /* 0 or -ENOMEM */
 void kv_seq_discard(struct kv_seq *seq); /* its memory alone */
+/*
+ * kv_seq_let_go() - of what a lookup has found, from @n_tokens on. No work uses it, so it goes at once; what was
+ * said of the prompt (extras) stays
+ */
+void kv_seq_let_go(struct kv_seq *seq, size_t n_tokens);
+/* kv_seq_adopt_partial() - the next @n tokens are the first ones of a block that is held. 0 or -ENOMEM */
+int kv_seq_adopt_partial(struct kv_seq *seq, kv_block_id id, const int32_t *tokens, size_t n);
+/* kv_seq_make_room() - in its arrays, for a prompt. 0 or -ENOMEM */
+int kv_seq_make_room(struct kv_seq *seq, size_t n_tokens, size_t n_blocks);
 /* kv_seq_empty() - its blocks go after @stream's work so far; fields, extras and tokens[] stay */
 int kv_seq_empty(struct kv_seq *seq, void *stream);
 /* kv_seq_begin() - the first token comes: it belongs to the epoch that is now */
 void kv_seq_begin(struct kv_seq *seq);
+
+/* kv_seq_row() - what is said of block @i, if anything is */
+bool kv_seq_row(const struct kv_seq *seq, size_t i, struct kv_shm_row *ret);
+
+/**
+ * kv_partial_find() - hold the cached block that begins with most of @tokens
+ * @follows, @row: as of kv_pin()
+ * @n_tokens:	   how many there are; not all of a block is looked for
+ *
+ * Return: its id, one reference more, and of it the first *@ret_n; -1: there is none.
+ */
+kv_block_id kv_partial_find(struct kv_pool *pool, uint64_t follows, const struct kv_shm_row *row,
+			    const int32_t *tokens, size_t n_tokens, uint32_t *ret_n);
+void kv_partial_used(struct kv_pool *pool, kv_block_id id); /* for what is to be evicted */
 
 /**
  * kv_seq_key() - of block @i, which holds @tokens; those before it have theirs in seq->keys

@@ -33,8 +33,7 @@ struct walk {
 	uint64_t stamp;	    /* of block @first; later blocks have earlier ones */
 };
 
-/* What is said of a block, if anything is. */
-static bool row_of(const struct kv_seq *seq, size_t i, struct kv_shm_row *ret)
+bool kv_seq_row(const struct kv_seq *seq, size_t i, struct kv_shm_row *ret)
 {
 	size_t size = seq->pool->head.block_tokens;
 
@@ -58,7 +57,7 @@ bool kv_seq_key(const struct kv_seq *seq, size_t i, const int32_t *tokens, struc
 			     (i + 1) * head->block_tokens, tokens, ret_key, ret_row);
 		return true;
 	}
-	has_row = row_of(seq, i, ret_row);
+	has_row = kv_seq_row(seq, i, ret_row);
 	if (has_row)
 		parent = kv_key_fold(head->seed, parent, ret_row, sizeof(*ret_row));
 	*ret_key = kv_key_next(head->seed, parent, tokens, head->block_tokens);
@@ -97,13 +96,12 @@ static __attribute__((noinline)) kv_block_id search(struct walk *w, size_t i, ui
 						    const struct kv_shm_row *row)
 {
 	struct kv_pool *pool = w->seq->pool;
-	uint32_t cursor = 0;
+	uint32_t cursor = 0, size = pool->head.block_tokens;
 	kv_block_id id;
 
 	do {
 		id = kv_prefix_find(&pool->prefix, w->seq->keys[i], &cursor);
-	} while (id >= 0 &&
-		 !kv_pin(pool, id, follows, w->tokens + i * pool->head.block_tokens, row));
+	} while (id >= 0 && !kv_pin(pool, id, follows, w->tokens + i * size, size, row));
 	return id;
 }
 
@@ -136,7 +134,7 @@ static inline __attribute__((always_inline)) size_t walk(struct walk *w, uint32_
 		kv_block_id id;
 
 		if (k < most) {
-			if (rows && row_of(seq, k, &row))
+			if (rows && kv_seq_row(seq, k, &row))
 				key = kv_key_fold(seed, key, &row, sizeof(row));
 			key = kv_key_next_inline(seed, key, tokens + k * size, size);
 			key.lo &= mask;
@@ -160,7 +158,7 @@ static inline __attribute__((always_inline)) size_t walk(struct walk *w, uint32_
 			continue;
 
 		if (rows)
-			has_row = row_of(seq, i, &row);
+			has_row = kv_seq_row(seq, i, &row);
 		follows |= has_row ? KV_SERIAL_ROW : 0;
 		id = ring[i % RING];
 		if (id < 0)
@@ -206,8 +204,7 @@ static size_t find(struct walk *w)
 	return walk(w, size, true);
 }
 
-/* Room for the whole prompt. */
-static int make_room(struct kv_seq *seq, size_t n_tokens, size_t n_blocks)
+int kv_seq_make_room(struct kv_seq *seq, size_t n_tokens, size_t n_blocks)
 {
 	int r = kv_seq_grow((void **)&seq->tokens, &seq->tokens_room, n_tokens,
 			    sizeof(*seq->tokens));
@@ -234,7 +231,7 @@ static int lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *r
 	if (r < 0)
 		return r;
 	kv_later_poll(pool);
-	r = make_room(seq, n, most);
+	r = kv_seq_make_room(seq, n, most);
 	if (r < 0)
 		return r;
 

@@ -76,23 +76,23 @@ static inline bool kv_tokens_equal(const int32_t *a, const int32_t *b, uint32_t 
 }
 
 /**
- * kv_pin() - hold a cached block if it is what is looked for
+ * kv_pin() - hold a cached block if it begins with what is looked for
  * @follows: what its descriptor must say of its parent, epoch and row
+ * @tokens:  [n] its first
  * @row:     what its row must be; NULL: it has none
  *
  * Every candidate is held before it is looked at: then it can't change. A wrong one is let go.
  * Return: true: one reference more.
  */
 static inline bool kv_pin(struct kv_pool *pool, kv_block_id id, uint64_t follows,
-			  const int32_t *tokens, const struct kv_shm_row *row)
+			  const int32_t *tokens, uint32_t n, const struct kv_shm_row *row)
 {
 	const struct kv_shm_block *d = &pool->descriptors[id];
 
 	if (!kv_pin_hold(pool, id))
 		return false;
 	if (__builtin_expect(kv_load_relaxed(&d->parent_serial) == follows, 1) &&
-	    kv_tokens_equal(kv_shm_tokens(pool->blocks, &pool->head, id), tokens,
-			    pool->head.block_tokens) &&
+	    kv_tokens_equal(kv_shm_tokens(pool->blocks, &pool->head, id), tokens, n) &&
 	    (!row || !memcmp(kv_shm_row(pool->blocks, &pool->head, id), row, sizeof(*row)))) {
 		kv_pin_keep(pool, id);
 		return true;

@@ -65,7 +65,8 @@ static int check_parts(const struct kv_pool *pool)
 	const uint64_t n = head->id_limit, index = pool->index_bytes, blocks = pool->blocks_bytes,
 		       session = pool->session_bytes;
 	const struct part parts[] = {
-		{"buckets", head->buckets_offset, head->n_buckets, KV_BUCKET_WORDS * sizeof(uint64_t), index},
+		{"buckets", head->buckets_offset, head->n_buckets + head->n_stem_buckets,
+		 KV_BUCKET_WORDS * sizeof(uint64_t), index},
 		{"granules", head->granules_offset, head->n_granules, sizeof(uint64_t), index},
 		{"descriptors", head->descriptors_offset, n, sizeof(struct kv_shm_block), blocks},
 		{"tokens", head->tokens_offset, n * head->block_tokens, sizeof(int32_t), blocks},
@@ -120,6 +121,11 @@ static int map_shared(struct kv_pool *pool, const struct kv_msg_pool_opened *ope
 	pool->prefix = (struct kv_prefix){
 		.words = (uint64_t *)((char *)index + pool->head.buckets_offset),
 		.n_buckets = pool->head.n_buckets,
+		.id_limit = pool->head.id_limit,
+	};
+	pool->stems = (struct kv_stems){
+		.words = pool->prefix.words + (uint64_t)pool->head.n_buckets * KV_BUCKET_WORDS,
+		.n_buckets = (uint32_t)pool->head.n_stem_buckets,
 		.id_limit = pool->head.id_limit,
 	};
 	pool->grants = (const int32_t *)((char *)session + pool->session->grants_offset);

@@ -96,7 +96,7 @@ static int empty(struct kv_gseq *seq, void *stream)
 		seq->states[g] = (struct kv_gstate){ 0 };
 		kv_gstate_init(&seq->states[g]);
 	}
-	seq->len = 0;
+	seq->len = seq->n_partial = 0;
 	kv_gseq_cut_digests(seq);
 	return r;
 }

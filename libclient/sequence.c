@@ -201,6 +201,7 @@ int kv_seq_extend(struct kv_seq *seq, size_t n_tokens, const kv_block_id *ids)
 		if (r < 0)
 			return r;
 		seq->table[at] = fresh;
+		seq->n_partial = 0;
 		if (seq->n_submitted > at)
 			seq->n_submitted = at;
 		if (seq->n_settled > at)
@@ -210,17 +211,34 @@ int kv_seq_extend(struct kv_seq *seq, size_t n_tokens, const kv_block_id *ids)
 	return 0;
 }
 
-KV_PUBLIC int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeout)
+int kv_seq_adopt_partial(struct kv_seq *seq, kv_block_id id, const int32_t *tokens, size_t n)
+{
+	size_t at = seq->len / seq->pool->head.block_tokens;
+	int r = kv_seq_make_room(seq, seq->len + n, at + 1);
+
+	if (r < 0)
+		return r;
+	if (at < seq->n_blocks) {
+		/* It has a block of its own for these tokens: then they can be copied there. */
+		r = note_copy(seq->pool, id, seq->table[at]);
+		if (r < 0)
+			return r;
+	} else {
+		seq->table[seq->n_blocks++] = id;
+		seq->n_partial = n;
+	}
+	memcpy(seq->tokens + seq->len, tokens, n * sizeof(*tokens));
+	seq->len += n;
+	return 0;
+}
+
+static int reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeout)
 {
 	struct kv_pool *pool = seq->pool;
 	kv_block_id *fresh;
 	uint32_t n;
-	int r = kv_forked(pool->fork_generation);
+	int r = kv_seq_need(seq, n_tokens, &n);
 
-	if (r < 0)
-		return r;
-	kv_later_poll(pool);
-	r = kv_seq_need(seq, n_tokens, &n);
 	if (r || !n)
 		return r;
 	/* New ids land behind the table: on failure nothing of it has changed. */
@@ -236,6 +254,27 @@ KV_PUBLIC int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeou
 	for (uint32_t i = 0; r < 0 && i < n; i++)
 		kv_block_release(pool, fresh[i]);
 	return r;
+}
+
+/* A block that is held for a part of it may be the very one that is missing. */
+static int reserve_without(struct kv_seq *seq, size_t n_tokens)
+{
+	struct kv_shm_session *session = seq->pool->session;
+
+	kv_store_relaxed(&session->hit_tokens, session->hit_tokens - seq->n_partial);
+	kv_seq_let_go(seq, seq->len - seq->n_partial);
+	return reserve(seq, n_tokens, 0);
+}
+
+KV_PUBLIC int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeout)
+{
+	int r = kv_forked(seq->pool->fork_generation);
+
+	if (r < 0)
+		return r;
+	kv_later_poll(seq->pool);
+	r = reserve(seq, n_tokens, timeout);
+	return r == KV_NO_ROOM && seq->n_partial ? reserve_without(seq, n_tokens) : r;
 }
 
 KV_PUBLIC int kv_seq_append(struct kv_seq *seq, const int32_t *tokens, size_t n)
@@ -293,6 +332,7 @@ KV_PUBLIC int kv_seq_fork(struct kv_seq *seq, struct kv_seq **ret)
 	}
 	child->len = seq->len;
 	child->n_preempted = seq->n_preempted;
+	child->n_partial = seq->n_partial;
 	child->root = seq->root;
 	child->n_holes = seq->n_holes;
 	child->n_blocks = n;
@@ -312,13 +352,36 @@ int kv_seq_empty(struct kv_seq *seq, void *stream)
 	if (r < 0)
 		return r;
 	seq->len = 0;
+	seq->n_partial = 0;
 	seq->n_submitted = seq->n_settled = 0;
 	return 0;
 }
 
+/* Its blocks from there on have been released. */
+static void shorten(struct kv_seq *seq, size_t n_tokens)
+{
+	size_t whole = n_tokens / seq->pool->head.block_tokens, less = seq->len - n_tokens;
+
+	seq->n_partial -= less < seq->n_partial ? less : seq->n_partial;
+	seq->len = n_tokens;
+	if (seq->n_submitted > whole)
+		seq->n_submitted = whole;
+	if (seq->n_settled > whole)
+		seq->n_settled = whole;
+}
+
+void kv_seq_let_go(struct kv_seq *seq, size_t n_tokens)
+{
+	for (size_t i = blocks_for(seq->pool, n_tokens); i < seq->n_blocks; i++)
+		kv_block_release(seq->pool, seq->table[i]);
+	seq->n_blocks = blocks_for(seq->pool, n_tokens);
+	if (seq->n_holes > seq->n_blocks)
+		seq->n_holes = seq->n_blocks;
+	shorten(seq, n_tokens);
+}
+
 KV_PUBLIC int kv_seq_rollback(struct kv_seq *seq, size_t n_tokens, void *stream)
 {
-	size_t whole = n_tokens / seq->pool->head.block_tokens;
 	int r = kv_forked(seq->pool->fork_generation);
 
 	if (r < 0)
@@ -326,19 +389,15 @@ KV_PUBLIC int kv_seq_rollback(struct kv_seq *seq, size_t n_tokens, void *stream)
 	if (n_tokens > seq->len)
 		return kv_error(-EINVAL, "rollback: to %zu, the sequence has %zu tokens", n_tokens,
 				seq->len);
-	kv_seq_withdraw(seq, whole);
+	kv_seq_withdraw(seq, n_tokens / seq->pool->head.block_tokens);
 	r = release_from(seq, blocks_for(seq->pool, n_tokens), stream);
 	if (r < 0)
 		return r;
-	seq->len = n_tokens;
+	shorten(seq, n_tokens);
 	seq->n_preempted = 0;
 	kv_identity_cut(&seq->identity, n_tokens);
 	if (seq->n_asked > n_tokens)
 		seq->n_asked = n_tokens;
-	if (seq->n_submitted > whole)
-		seq->n_submitted = whole;
-	if (seq->n_settled > whole)
-		seq->n_settled = whole;
 	KV_KILLPOINT(client_rolled_back);
 	return 0;
 }

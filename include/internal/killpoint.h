@@ -50,6 +50,7 @@
 	X(worker_book_mirrored)    \
 	X(worker_index_in_doubt)   \
 	X(worker_index_inserted)   \
+	X(worker_stem_put)         \
 	X(worker_index_removed)    \
 	X(worker_extent_written)   \
 	X(worker_pool_claimed)     \

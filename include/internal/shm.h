@@ -2,7 +2,7 @@
 /*
  * The pages that daemon and clients share. Offsets and ids, never pointers.
  *
- *   index memfd    (a pool's)      clients map it read-only   kv_shm_pool, then the prefix index
+ *   index memfd    (a pool's)      clients map it read-only   kv_shm_pool, the prefix index, stems
  *   blocks memfd   (a pool's)      clients may write          kv_shm_blocks, descriptors, tokens
  *   session memfd  (a session's)   that client may write      kv_shm_session: two rings
  *
@@ -47,7 +47,7 @@
 
 #define KV_SHM_MAGIC 0x31637663646b764bull
 /* One more whenever a program of before would misunderstand the pages or their protocol: clients compare it. */
-#define KV_SHM_ABI 6
+#define KV_SHM_ABI 7
 #define KV_SHM_TEXT(n)	#n
 #define KV_SHM_NAMED(n) "shm-" KV_SHM_TEXT(n)
 /* What a program must say to be run on pages that another one made: kvcached --shm-version. */
@@ -164,7 +164,7 @@ struct kv_shm_pool {
 	uint32_t id_limit;
 	int32_t null_block;
 	uint32_t n_buckets; /* of the index; a power of two */
-	uint64_t buckets_offset;
+	uint64_t buckets_offset; /* those of stems (alloc/stem.h) stand behind them */
 	uint64_t index_bytes; /* of this memfd */
 	uint64_t descriptors_offset; /* in the blocks memfd */
 	uint64_t tokens_offset;	     /* in the blocks memfd: [id_limit][block_tokens] int32 */
@@ -183,6 +183,7 @@ struct kv_shm_pool {
 	uint64_t n_granules;	  /* 0: there are none, clients map whole arenas */
 	uint64_t map_revision;
 	uint64_t trace_salt; /* not 0: requests are told of (libclient/trace.c); the daemon writes */
+	uint64_t n_stem_buckets; /* a power of two, or 0 */
 };
 
 /*

@@ -126,6 +126,17 @@ int kv_gseq_extra(struct kv_gseq *seq, const struct kv_extra *extra);
 int kv_gseq_lookup(struct kv_gseq *seq, const int32_t *tokens, size_t n, size_t *ret_hit);
 
 /**
+ * kv_gseq_lookup_partial() - likewise, and on into the blocks behind, in all groups
+ * @ret_hit: tokens, at most n - 1, less than a unit more than kv_gseq_lookup() finds
+ *
+ * As kv_seq_lookup_partial(): kv_gseq_reserve() notes a copy in each group whose last block goes on otherwise, and
+ * falls back to whole units where there is no room: ask kv_gseq_len(). Beside a state it finds nothing more,
+ * as a state is kept at multiples of the unit alone.
+ * Return: as kv_gseq_lookup().
+ */
+int kv_gseq_lookup_partial(struct kv_gseq *seq, const int32_t *tokens, size_t n, size_t *ret_hit);
+
+/**
  * kv_gseq_promise(), kv_gseq_follow() - as kv_seq_promise() and kv_seq_follow(), in all groups
  *
  * In steps of the unit. A promise is kept when a step that reached its length was published; where a group

@@ -20,8 +20,9 @@
  * caller calls publish and free when the step's results are back.
  *
  * Blocks that others can see never change. Where a sequence is about to write into a block that
- * is shared (after a fork, or a rollback into published tokens), kv_seq_reserve() puts a private
- * block in its place and notes a copy, which the next batch carries (batch.h).
+ * is shared (after a fork, a rollback into published tokens, or kv_seq_lookup_partial()),
+ * kv_seq_reserve() puts a private block in its place and notes a copy, which the next batch carries
+ * (batch.h).
  *
  * Threads: as the pool: one at a time.
  */
@@ -59,6 +60,29 @@ struct kv_seq *kv_seq_free(struct kv_seq *seq, void *stream);
 int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *ret_hit);
 
 /**
+ * kv_seq_lookup_partial() - likewise, and on into the block behind: its tokens are shared by a copy
+ * @seq:     as for kv_seq_lookup(); what that finds is found first
+ * @ret_hit: tokens found; any number, at most n - 1
+ *
+ * Of the cached blocks that follow the last whole one, that is held which begins with most of the tokens that
+ * come next. So a prompt that is cached as a whole leaves one token to compute, and one that leaves others in
+ * the midst of a block computes nothing before that. kv_seq_reserve() takes a block of the sequence's own in
+ * its place, as many as without it, and notes a copy: who calls this does a batch's copies (batch.h), or
+ * has its workers do them. Where the sequence has a block for these tokens already, the copy is noted here.
+ *
+ * The cached block is held until the copy is done. If that is the room that kv_seq_reserve() lacks, it lets go
+ * of it, and len is that of whole blocks again, whether there is room then or not: ask kv_seq_len() what is
+ * left to compute. Extras that reach into the block must be the same (identity.h), also where the tokens
+ * behind are not.
+ *
+ * No message, no wait; beyond kv_seq_lookup() one cache line is read, and those of at most 8 blocks. Not found is
+ * what has less in common than an eighth of a block, or 8 tokens, and what more than 8 blocks have that
+ * follow the same.
+ * Return: as kv_seq_lookup().
+ */
+int kv_seq_lookup_partial(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *ret_hit);
+
+/**
  * kv_seq_promise() - say that this sequence is about to compute the blocks of @tokens
  * @tokens:	 [n], beginning with the sequence's
  * @timeout:	 for so long others may wait for them; at most an hour
@@ -89,7 +113,8 @@ int kv_seq_follow(struct kv_seq *seq, const int32_t *tokens, size_t n, int64_t t
  * kv_seq_reserve() - room for @n_tokens in total, writable from len on
  * @timeout: how long to wait for room; 0: not at all
  *
- * All or nothing: on any other answer than 0 the sequence is as before. Shrinks nothing.
+ * All or nothing: on any other answer than 0 the sequence is as before (but for what
+ * kv_seq_lookup_partial() says). Shrinks nothing.
  * Return: 0; KV_NO_ROOM; KV_TOO_LARGE if the pool never has that many blocks; -ECONNRESET.
  */
 int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeout);

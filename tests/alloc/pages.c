@@ -25,17 +25,19 @@ void pages_init_extents(struct pages *p, uint32_t n_blocks, uint32_t block_token
 
 	*p = (struct pages){
 		.head = {.seed = 1234,
+			 .key_mask = UINT64_MAX,
 			 .block_tokens = block_tokens,
 			 .block_bytes = 64,
 			 .id_limit = id_limit,
 			 .n_buckets = kv_prefix_buckets(id_limit),
+			 .n_stem_buckets = kv_stem_buckets(id_limit, block_tokens),
 			 .descriptors_offset = descriptors,
 			 .tokens_offset = tokens,
 			 .rows_offset = rows,
 			 .blocks_bytes = rows + id_limit * sizeof(struct kv_shm_row)},
 		.key_mask = UINT64_MAX,
 	};
-	p->index = zeroed((uint64_t)p->head.n_buckets * KV_BUCKET_WORDS * sizeof(uint64_t));
+	p->index = zeroed((p->head.n_buckets + p->head.n_stem_buckets) * KV_BUCKET_WORDS * sizeof(uint64_t));
 	p->shared = zeroed(p->head.blocks_bytes);
 	((struct kv_shm_blocks *)p->shared)->clock = 1;
 	ck_assert_int_eq(kv_books_init(&p->books, &p->head, p->index, p->shared), 0);

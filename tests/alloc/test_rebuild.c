@@ -47,12 +47,15 @@ static void setup(void)
 
 	world = pages(sizeof(*world));
 	world->head = (struct kv_shm_pool){.seed = 99,
+					   .key_mask = UINT64_MAX,
 					   .block_tokens = BLOCK_TOKENS,
 					   .id_limit = ID_LIMIT,
 					   .n_buckets = kv_prefix_buckets(ID_LIMIT),
+					   .n_stem_buckets = kv_stem_buckets(ID_LIMIT, BLOCK_TOKENS),
 					   .descriptors_offset = descriptors,
 					   .tokens_offset = tokens};
-	index_words = pages((uint64_t)world->head.n_buckets * KV_BUCKET_WORDS * sizeof(uint64_t));
+	index_words = pages((world->head.n_buckets + world->head.n_stem_buckets) * KV_BUCKET_WORDS *
+			    sizeof(uint64_t));
 	shared = pages(tokens + (uint64_t)ID_LIMIT * BLOCK_TOKENS * 4 + (1 << 20));
 	((struct kv_shm_blocks *)shared)->clock = 1;
 	saved = pages(kv_books_saved_bytes(ID_LIMIT));

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What lies in memory when sequences share blocks and then write: forks, rollbacks into published
- * tokens, twins, evictions, two sessions of one pool. The K and V of a token are a number that
- * follows from all tokens up to it, so a block of another prefix never looks right.
+ * tokens, twins, evictions, two sessions of one pool (bytes.h).
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/client.h"
+#include "tests/client/bytes.h"
 
 #define SIZE	  4 /* tokens of a block */
 #define MAX_LEN	  64
@@ -18,24 +17,9 @@ static struct kv_client *client;
 static struct kv_pool *pool, *other; /* 60 blocks; two sessions, both mapped */
 static struct kv_batch *batch, *other_batch;
 
-static const struct kv_layout *layout_of_4(void)
-{
-	static struct kv_component components[4];
-	static struct kv_layout layout = {
-		.kind = KV_LAYOUT_FLAT, .block_tokens = SIZE, .components = components};
-
-	layout.n_components = kv_layout_uniform(components, 2, 1, 8, KV_F32, 1, 1);
-	return &layout;
-}
-
 static struct kv_pool *open_pool(void)
 {
-	KV_OPTIONS(kv_pool_options, what, .name = "pool", .layout = layout_of_4(), .mapped = 1,
-		   .max_bytes = 61 * 1024, .timeout = TIMEOUT);
-	struct kv_pool *p;
-
-	must(kv_pool_open(client, &what, &p));
-	return p;
+	return bytes_pool(client, "pool", SIZE, 60);
 }
 
 static struct kv_batch *new_batch(struct kv_pool *p)
@@ -71,79 +55,11 @@ static void teardown(void)
 	daemon_stop();
 }
 
-/* ---- the bytes ---- */
-
-static uint32_t mix(uint32_t hash, int32_t token)
-{
-	hash = (hash ^ (uint32_t)token) * 0x9e3779b1u;
-	return hash ^ hash >> 15;
-}
-
-static uint32_t number_at(const struct kv_seq *seq, size_t position)
-{
-	uint32_t hash = 1;
-
-	for (size_t i = 0; i <= position; i++)
-		hash = mix(hash, kv_seq_tokens(seq)[i]);
-	return hash;
-}
-
-/* The vector of a token in component @i: [8] words. */
-static uint32_t *vector(struct kv_pool *p, uint32_t i, int64_t slot)
-{
-	struct kv_view v;
-
-	must(kv_pool_view(p, 0, i, &v));
-	return (uint32_t *)((char *)v.base + slot / SIZE * v.block_stride +
-			    slot % SIZE * v.token_stride);
-}
-
-/* One step of an engine: tables, copies, then K and V of the tokens that are new. */
-static void step(struct kv_pool *p, struct kv_batch *b, const struct kv_batch_item *items,
-		 uint32_t n)
-{
-	const struct kv_batch_data *d = kv_batch_data(b);
-
-	must(kv_batch_build(b, items, n, 0, 0));
-	must(kv_batch_copy(b, NULL));
-	for (uint32_t i = 0; i < n; i++) {
-		for (int32_t t = d->query_start_loc[i]; t < d->query_start_loc[i + 1]; t++) {
-			uint32_t number = number_at(items[i].seq, (size_t)d->positions[t]);
-
-			for (uint32_t c = 0; c < 4; c++) {
-				for (int k = 0; k < 8; k++)
-					vector(p, c, d->slots[t])[k] = number + c;
-			}
-		}
-	}
-}
-
 static void step_one(struct kv_seq *seq, uint32_t n_query)
 {
 	struct kv_batch_item item = {seq, n_query};
 
-	step(pool, batch, &item, 1);
-}
-
-static void expect_bytes(struct kv_pool *p, const struct kv_seq *seq, const char *what, int round)
-{
-	const kv_block_id *ids;
-	uint32_t number = 1;
-
-	kv_seq_blocks(seq, &ids);
-	for (size_t i = 0; i < kv_seq_len(seq); i++) {
-		number = mix(number, kv_seq_tokens(seq)[i]);
-		for (uint32_t c = 0; c < 4; c++) {
-			const uint32_t *v =
-				vector(p, c, (int64_t)ids[i / SIZE] * SIZE + (int64_t)i % SIZE);
-
-			for (int k = 0; k < 8; k++)
-				expect(v[k] == number + c,
-				       "%s (round %d): token %zu of %zu has other bytes in block "
-				       "%d",
-				       what, round, i, kv_seq_len(seq), ids[i / SIZE]);
-		}
-	}
+	bytes_step(pool, batch, &item, 1);
 }
 
 /* ---- helpers ---- */
@@ -211,7 +127,7 @@ START_TEST(after_a_fork_each_has_its_own_bytes)
 			must(kv_seq_reserve(fork, len + 1, TIMEOUT));
 			must(kv_seq_append(seq, &(int32_t){100}, 1));
 			must(kv_seq_append(fork, &(int32_t){200}, 1));
-			step(pool, batch, items, 2);
+			bytes_step(pool, batch, items, 2);
 		} else {
 			go_on(_i ? fork : seq, 100);
 			go_on(_i ? seq : fork, 200);
@@ -223,13 +139,13 @@ START_TEST(after_a_fork_each_has_its_own_bytes)
 		for (int32_t i = 0; i < 6; i++) {
 			go_on(seq, 300 + i);
 			go_on(fork, 400 + i);
-			expect_bytes(pool, seq, "parent", (int)len);
-			expect_bytes(pool, fork, "child", (int)len);
+			bytes_right(pool, seq, "parent", (int)len);
+			bytes_right(pool, fork, "child", (int)len);
 		}
 		kv_seq_free(_i ? seq : fork, NULL);
-		expect_bytes(pool, _i ? fork : seq, "survivor", (int)len);
+		bytes_right(pool, _i ? fork : seq, "survivor", (int)len);
 		go_on(_i ? fork : seq, 500);
-		expect_bytes(pool, _i ? fork : seq, "survivor", (int)len);
+		bytes_right(pool, _i ? fork : seq, "survivor", (int)len);
 		kv_seq_free(_i ? fork : seq, NULL);
 	}
 }
@@ -250,9 +166,9 @@ START_TEST(a_fork_of_a_fork_that_has_not_run_yet_has_the_bytes_of_the_first)
 		must(kv_seq_append(seqs[i], &(int32_t){i}, 1));
 		items[i] = (struct kv_batch_item){seqs[i], 1};
 	}
-	step(pool, batch, items, 5);
+	bytes_step(pool, batch, items, 5);
 	for (int i = 0; i < 5; i++) {
-		expect_bytes(pool, seqs[i], "fork", i);
+		bytes_right(pool, seqs[i], "fork", i);
 		for (int k = 0; k < i; k++)
 			ck_assert_int_ne(block(seqs[i], 1), block(seqs[k], 1));
 	}
@@ -299,7 +215,7 @@ START_TEST(a_fork_that_ends_before_its_copy_takes_it_along)
 	}
 	go_on(seq, 9);
 	ck_assert_uint_eq(kv_batch_data(batch)->n_copies, 0);
-	expect_bytes(pool, seq, "parent", 0);
+	bytes_right(pool, seq, "parent", 0);
 	kv_seq_free(seq, NULL);
 }
 END_TEST
@@ -316,7 +232,7 @@ START_TEST(copies_are_done_once)
 	 */
 	go_on(seq, 8);
 	must(kv_batch_copy(batch, NULL));
-	expect_bytes(pool, fork, "fork", 0);
+	bytes_right(pool, fork, "fork", 0);
 	item = (struct kv_batch_item){fork, 1};
 	must(kv_batch_build(batch, &item, 1, 0, 0));
 	ck_assert_uint_eq(kv_batch_data(batch)->n_copies, 0);
@@ -341,15 +257,15 @@ START_TEST(writing_after_a_rollback_into_published_tokens_changes_no_shared_bloc
 		must(kv_seq_rollback(seq, to, NULL));
 		go_on(seq, 777);
 		go_on(seq, 778);
-		expect_bytes(other, reader, "reader", (int)to);
-		expect_bytes(pool, seq, "writer", (int)to);
+		bytes_right(other, reader, "reader", (int)to);
+		bytes_right(pool, seq, "writer", (int)to);
 	}
 	/* One that comes now finds the first one's bytes, too. */
 	kv_seq_free(reader, NULL);
 	must(kv_seq_new(other, &reader));
 	must(kv_seq_lookup(reader, tokens_of(1, 13), 13, &hit));
 	ck_assert_uint_eq(hit, 12);
-	expect_bytes(other, reader, "late reader", 0);
+	bytes_right(other, reader, "late reader", 0);
 	kv_seq_free(reader, NULL);
 	kv_seq_free(seq, NULL);
 }
@@ -369,8 +285,8 @@ START_TEST(writing_after_a_rollback_that_outran_the_answer_changes_no_shared_blo
 		must(kv_seq_new(other, &reader));
 		must(kv_seq_lookup(reader, tokens_of(round, 9), 9, &hit));
 		expect(hit == 8, "round %d: hit %zu", round, hit);
-		expect_bytes(other, reader, "reader", round);
-		expect_bytes(pool, seq, "writer", round);
+		bytes_right(other, reader, "reader", round);
+		bytes_right(pool, seq, "writer", round);
 		kv_seq_free(reader, NULL);
 		kv_seq_free(seq, NULL);
 	}
@@ -398,7 +314,7 @@ static uint32_t below(uint32_t n)
 static void walk_batch(struct one *all, bool is_other, const struct kv_batch_item *items,
 		       uint32_t n)
 {
-	step(is_other ? other : pool, is_other ? other_batch : batch, items, n);
+	bytes_step(is_other ? other : pool, is_other ? other_batch : batch, items, n);
 	for (int i = 0; i < N_SEQS; i++)
 		all[i].waits = all[i].waits && all[i].is_other != is_other;
 }
@@ -415,7 +331,7 @@ static void walk_begin(struct one *all, struct one *one)
 		tokens[i] = below(8) ? 1 : 2; /* so that beginnings are often the same */
 	must(kv_seq_new(one->is_other ? other : pool, &one->seq));
 	must(kv_seq_lookup(one->seq, tokens, n, &hit));
-	expect_bytes(one->is_other ? other : pool, one->seq, "hit", (int)hit);
+	bytes_right(one->is_other ? other : pool, one->seq, "hit", (int)hit);
 	if (kv_seq_reserve(one->seq, n, 0)) {
 		one->seq = kv_seq_free(one->seq, NULL);
 		return;
@@ -496,7 +412,7 @@ START_TEST(whatever_sequences_do_each_finds_its_own_bytes)
 			must(kv_ping(client, TIMEOUT));
 		for (int i = 0; i < N_SEQS; i++) {
 			if (all[i].seq && !all[i].waits)
-				expect_bytes(all[i].is_other ? other : pool, all[i].seq, "walk",
+				bytes_right(all[i].is_other ? other : pool, all[i].seq, "walk",
 					     round);
 		}
 		if (round % 100 == 0)

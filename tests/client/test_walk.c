@@ -69,8 +69,9 @@ static void say(uint64_t n)
 	       "%llu forks\n", (unsigned long long)n, N(hits), N(refused), N(too_large), N(rollbacks),
 	       N(impossible), N(forks));
 	printf("%llu preempted, %llu tokens found at resuming, %llu promised, %llu waits for others, "
-	       "%llu hits that had to be, %llu of %llu blocks stayed private\n", N(preempted),
-	       N(resumed_tokens), N(promised), N(followed), N(sure), N(private), N(settled));
+	       "%llu hits that had to be, %llu of %llu blocks stayed private, %llu tokens found in part of a "
+	       "block, %llu given up\n", N(preempted), N(resumed_tokens), N(promised), N(followed), N(sure),
+	       N(private), N(settled), N(partial), N(fell_back));
 	printf("%llu limits set, %llu refused, %llu compactions, %llu claims of all, %llu leases, %llu epochs, "
 	       "%llu MiB moved between pools, %llu MiB zeroed\n", N(sets), N(sets_refused), N(compactions),
 	       N(claims), N(raw_blocks), N(epochs),
@@ -85,7 +86,7 @@ static void expect_variety(uint64_t n)
 		       walked.impossible > n / 1000 && walked.forks > n / 200 &&
 		       walked.preempted > n / 1000 && walked.resumed_tokens > n / 100 &&
 		       walked.promised > n / 1000 && walked.followed > n / 5000 &&
-		       walked.sure > n / 1000 && walked.sets > n / 500 && walked.compactions > n / 500 &&
+		       walked.sure > n / 1000 && walked.partial > n / 500 && walked.sets > n / 500 && walked.compactions > n / 500 &&
 		       walked.claims > n / 5000 && walked.raw_blocks > n / 50,
 	       "a walk on which little happens");
 	/* Of an epoch that is over, or as said at settle(). */

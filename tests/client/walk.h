@@ -23,7 +23,7 @@ enum walk_pool { WALK_FULL, WALK_WINDOW, WALK_STATE, WALK_PLAIN, WALK_RAW, WALK_
 
 struct walk_count {
 	uint64_t hits, refused, too_large, rollbacks, impossible, forks, preempted, resumed_tokens, promised,
-		followed, sure, settled, private, sets, sets_refused, compactions, claims, raw_blocks, epochs;
+		followed, sure, settled, private, partial, fell_back, sets, sets_refused, compactions, claims, raw_blocks, epochs;
 };
 
 extern struct walk_count walked;

@@ -69,6 +69,27 @@ def test_keys_may_be_slices_of_a_projection(client):
         assert (pool.view(0, "v").numpy()[seq.blocks].reshape(-1, 2, 16)[:20] == qkv[:, 2]).all()
 
 
+def test_a_prompt_that_leaves_another_inside_a_block_has_its_keys_by_a_copy(client):
+    with client.pool("partial", layout=kvclient.Layout.uniform(1, 2, 16, "f32")) as pool:
+        k = np.random.default_rng(9).standard_normal((40, 2, 16), np.float32)
+        batch, first, second = pool.batch(1, 64, 8), pool.sequence(), pool.sequence()
+        prompt = tokens(9, 40)
+        first.start(prompt)
+        batch.build([(first, 40)])
+        pool.layer(0).write(k, k, batch)
+        first.publish()
+        client.ping()
+        prompt = np.concatenate([prompt[:25], prompt[:15] + 1])
+        assert pool.sequence().lookup(prompt) == 16
+        assert second.start(prompt, partial=True) == 25
+        batch.build([(second, 15)])
+        batch.copy()
+        pool.layer(0).write(-k[25:], -k[25:], batch)
+        stands = pool.view(0, "k").numpy()[second.blocks].reshape(-1, 2, 16)[:40]
+        assert (stands == np.concatenate([k[:25], -k[25:]])).all()
+        assert (pool.view(0, "k").numpy()[first.blocks].reshape(-1, 2, 16)[:40] == k).all()
+
+
 def test_wrong_arrays_are_refused_before_the_kernel_sees_them(client):
     with client.pool("refused", layout=kvclient.Layout.uniform(1, 2, 16, "f32")) as pool:
         batch, seq = pool.batch(1, 64, 8), pool.sequence()

@@ -190,12 +190,16 @@ class GroupSequence:
         """A group's blocks, for a Batch of its pool."""
         return Part(self, group)
 
-    def lookup(self, tokens: Any) -> int:
-        """The longest prefix that every group has, held in all of them. Return: its tokens."""
+    def lookup(self, tokens: Any, partial: bool = False) -> int:
+        """The longest prefix that every group has, held in all of them. Return: its tokens.
+
+        :param partial: also the first tokens of the blocks behind, as of :meth:`Sequence.lookup`
+        """
         at, n, _keep = tokens_of(tokens)
         hit = ffi.new("size_t *")
+        look_up = lib.kv_gseq_lookup_partial if partial else lib.kv_gseq_lookup
         with self.groups._locked():
-            check(lib.kv_gseq_lookup(self._c(), at, n, hit))
+            check(look_up(self._c(), at, n, hit))
         return int(hit[0])
 
     def reserve(self, n_tokens: int, timeout: float = 0) -> None:
@@ -213,11 +217,12 @@ class GroupSequence:
         with self.groups._locked():
             check(lib.kv_gseq_append(self._c(), at, n))
 
-    def start(self, prompt: Any, n_more: int = 0, timeout: float = 0) -> int:
+    def start(self, prompt: Any, n_more: int = 0, timeout: float = 0, partial: bool = False) -> int:
         """lookup(), reserve() for the prompt and ``n_more``, append() of what wasn't found."""
         prompt = np.ascontiguousarray(prompt, np.int32)
-        hit = self.lookup(prompt)
+        self.lookup(prompt, partial)
         self.reserve(len(prompt) + n_more, timeout)
+        hit = len(self)
         self.append(prompt[hit:])
         return hit
 

@@ -94,15 +94,18 @@ class Sequence:
             n = lib.kv_seq_blocks(self._c(), ret)
             return np.frombuffer(ffi.buffer(ret[0], 4 * n), np.int32).copy() if n else np.empty(0, np.int32)
 
-    def lookup(self, tokens: Any) -> int:
+    def lookup(self, tokens: Any, partial: bool = False) -> int:
         """Finds the longest cached prefix of a prompt and holds its blocks.
 
-        Return: tokens found; whole blocks, at most len(tokens) - 1. No message, no wait.
+        :param partial: also the first tokens of the block behind: reserve() notes a copy of it, which
+            the next batch carries, or lets go of it where there is no room: ask len() then
+        Return: tokens found, at most len(tokens) - 1; whole blocks, but for ``partial``. No message, no wait.
         """
         at, n, _keep = tokens_of(tokens)
         hit = ffi.new("size_t *")
+        look_up = lib.kv_seq_lookup_partial if partial else lib.kv_seq_lookup
         with self.pool._lock:
-            check(lib.kv_seq_lookup(self._c(), at, n, hit))
+            check(look_up(self._c(), at, n, hit))
         return int(hit[0])
 
     def reserve(self, n_tokens: int, timeout: float = 0) -> None:
@@ -120,14 +123,15 @@ class Sequence:
         with self.pool._lock:
             check(lib.kv_seq_append(self._c(), at, n))
 
-    def start(self, prompt: Any, n_more: int = 0, timeout: float = 0) -> int:
+    def start(self, prompt: Any, n_more: int = 0, timeout: float = 0, partial: bool = False) -> int:
         """lookup(), reserve() for the prompt and ``n_more``, append() of what wasn't found.
 
         Return: tokens found; the other len(prompt) - hit are to be computed.
         """
         prompt = np.ascontiguousarray(prompt, np.int32)
-        hit = self.lookup(prompt)
+        self.lookup(prompt, partial)
         self.reserve(len(prompt) + n_more, timeout)
+        hit = len(self)
         self.append(prompt[hit:])
         return hit
 
