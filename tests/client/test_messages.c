@@ -177,18 +177,29 @@ START_TEST(what_takes_a_session_is_refused_without_one)
 }
 END_TEST
 
-/* Room is for one request at a time: the second would overwrite what the first waits for. */
-START_TEST(who_asks_for_a_lease_while_another_waits_is_hung_up_on)
+/* As one whose deadline passed while the daemon stood still: nobody waits for the first any more. */
+START_TEST(a_request_for_a_lease_takes_the_place_of_one_that_waits)
 {
-	const struct kv_msg_lease all = {.n = 4 * MIB / BLOCK_BYTES - 1}, one = {.n = 1, .timeout_ns = TIMEOUT};
-	int fd = open_session("full");
+	const struct kv_msg_lease one = {.n = 1, .timeout_ns = TIMEOUT};
+	struct kv_msg_lease all = {.timeout_ns = TIMEOUT};
+	const struct kv_msg_leased *answer;
+	int fd = raw_hello();
 
+	all.n = (uint32_t)((const struct kv_msg_pool_opened *)raw_open(fd, "full", 4 * MIB, NULL))->max_blocks;
 	send_body(fd, KV_MSG_LEASE, all);
-	is_answered(fd, KV_MSG_LEASED);
+	answer = (const void *)raw_receive(fd, NULL);
+	ck_assert_uint_eq(answer->head.type, KV_MSG_LEASED);
+	ck_assert_int_eq(answer->answer, 0);
+	ck_assert_uint_eq(answer->n, all.n);
 	send_body(fd, KV_MSG_LEASE, one);
-	goes_on(fd);
-	send_body(fd, KV_MSG_LEASE, one);
-	ck_assert_ptr_null(raw_receive(fd, NULL));
+	for (int i = 0; i < 3; i++) {
+		goes_on(fd);
+		send_body(fd, KV_MSG_LEASE, one);
+		answer = (const void *)raw_receive(fd, NULL);
+		ck_assert_uint_eq(answer->head.type, KV_MSG_LEASED);
+		ck_assert_int_eq(answer->answer, KV_NO_ROOM);
+		ck_assert_uint_eq(answer->n, 0);
+	}
 	close(fd);
 }
 END_TEST
@@ -272,17 +283,16 @@ static int start_trace(const char *name, uint64_t salt)
 
 static void tell(int fd, uint64_t number, uint64_t n_input, uint64_t n_hit, uint32_t n_keys, uint32_t n_sent)
 {
-	static struct {
-		struct kv_msg_traced msg;
-		struct kv_trace_key keys[4096];
-	} t;
-
-	t.msg = (struct kv_msg_traced){
+	static uint64_t body[KV_WIRE_MAX / sizeof(uint64_t)];
+	struct kv_msg_traced msg = {
 		.start_ns = 5, .number = number, .n_input = n_input, .n_hit = n_hit, .n_keys = n_keys};
+	const size_t size = sizeof(msg) - sizeof(msg.head);
+	struct kv_trace_key *keys = (void *)((char *)body + size);
+
+	memcpy(body, (char *)&msg + sizeof(msg.head), size);
 	for (uint32_t i = 0; i < n_sent; i++)
-		t.keys[i].lo = i + 1;
-	raw_send(fd, KV_MSG_TRACED, (char *)&t + sizeof(t.msg.head),
-		 sizeof(t.msg) - sizeof(t.msg.head) + n_sent * sizeof(t.keys[0]));
+		keys[i] = (struct kv_trace_key){i + 1, 0};
+	raw_send(fd, KV_MSG_TRACED, body, size + n_sent * sizeof(keys[0]));
 }
 
 static const struct kv_msg_trace_part *next_part(int fd)
@@ -427,7 +437,7 @@ int main(void)
 	tcase_add_test(tcase, a_pool_is_opened_by_names_that_end_and_by_one_at_least);
 	tcase_add_test(tcase, a_connection_has_one_pool_and_takes_up_no_other);
 	tcase_add_test(tcase, what_takes_a_session_is_refused_without_one);
-	tcase_add_test(tcase, who_asks_for_a_lease_while_another_waits_is_hung_up_on);
+	tcase_add_test(tcase, a_request_for_a_lease_takes_the_place_of_one_that_waits);
 	tcase_add_test(tcase, granules_of_a_daemon_that_has_none_and_arenas_that_are_not_there_are_refused);
 	tcase_add_loop_test(tcase, memory_for_reading_that_can_not_be_opened_is_refused_until_it_can, 0, 1);
 	tcase_add_test(tcase, one_records_at_a_time_and_only_who_records_is_told);
