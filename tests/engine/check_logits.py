@@ -4,12 +4,14 @@
 
 usage: check_logits.py BUILD_FOLDER MODEL.gguf
 
-Five prompts: their tokens by the package tokenizers, the next-token logits (relative error at most
-2e-2) and 64 greedy tokens by transformers in float32. kvengine runs all five in one batch, with a real
-daemon. Exit 77, a skip for meson, where the packages or the model file are missing.
+Six prompts, one of them longer than a window: their tokens by the package tokenizers (or, of a SentencePiece
+vocabulary, by a few lines here), the next-token logits (relative error at most 2e-2) and 64 greedy tokens by
+transformers in float32. kvengine runs all in one batch, with a real daemon. Exit 77, a skip for meson, where
+the packages or the model file are missing, or transformers doesn't know the architecture.
 """
 import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +27,8 @@ PROMPTS = [
     "In 1969 the first people walked on the Moon. The 3 astronauts of Apollo 11 were",
     "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n",
 ]
+with open(os.path.join(os.path.dirname(__file__), "../../tools/quickstart.txt"), encoding="utf-8") as story:
+    PROMPTS.append(story.read() + "Question: Who owns the oldest yard?\nAnswer:")
 
 
 def skip(why):
@@ -63,22 +67,54 @@ def run_engine(build, model, dtype, folder):
     return rows, lists
 
 
-def read_tokenizer(path):
-    """The file's vocabulary and merges in the package tokenizers, as SmolLM2's own files say."""
-    from gguf import GGUFReader
+def read_bpe(words, merges, types):
+    """Vocabulary and merges in the package tokenizers, as SmolLM2's own files say."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    fields = GGUFReader(path).fields
-    words = fields["tokenizer.ggml.tokens"].contents()
-    merges = fields["tokenizer.ggml.merges"].contents()
-    types = fields["tokenizer.ggml.token_type"].contents()
     tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)},
                                      merges=[tuple(merge.split(" ", 1)) for merge in merges]))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
     tokenizer.add_special_tokens([word for word, kind in zip(words, types) if kind == 3])
-    return tokenizer
+    return lambda text: tokenizer.encode(text).ids
+
+
+def read_sentencepiece(words, scores, types, bos):
+    """Pairs of the highest score are joined until none is a word: for texts without odd characters."""
+    ids = {word: i for i, (word, kind) in enumerate(zip(words, types)) if kind == 1}
+    lines = {word: i for i, (word, kind) in enumerate(zip(words, types)) if kind == 4 and not word.strip()}
+    runs = re.compile("|".join(sorted(map(re.escape, lines), key=len, reverse=True)))
+
+    def plain(text):
+        parts = list(text.replace(" ", "\u2581"))
+        while True:
+            pairs = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(zip(parts, parts[1:])) if a + b in ids]
+            if not pairs:
+                return [ids[part] for part in parts]
+            _, i = min(pairs)
+            parts[i:i + 2] = [parts[i] + parts[i + 1]]
+
+    def encode(text):
+        tokens, start = [bos], 0
+        for run in runs.finditer(text):
+            tokens += plain(text[start:run.start()]) + [lines[run.group()]]
+            start = run.end()
+        return tokens + plain(text[start:])
+
+    return encode
+
+
+def read_tokenizer(path):
+    """A function from a text to its tokens."""
+    from gguf import GGUFReader
+
+    fields = GGUFReader(path).fields
+    words, types = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type"))
+    if fields["tokenizer.ggml.model"].contents() == "gpt2":
+        return read_bpe(words, fields["tokenizer.ggml.merges"].contents(), types)
+    return read_sentencepiece(words, fields["tokenizer.ggml.scores"].contents(), types,
+                              fields["tokenizer.ggml.bos_token_id"].contents())
 
 
 def load_reference(path):
@@ -88,8 +124,17 @@ def load_reference(path):
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    config = transformers.LlamaConfig(**load_gguf_checkpoint(path)["config"])
-    model = transformers.LlamaForCausalLM(config)
+    try:
+        config = load_gguf_checkpoint(path)["config"]
+    except ValueError as error:
+        skip(f"this transformers can't read the file: {error}")
+    names = {"llama": ("LlamaConfig", "LlamaForCausalLM"),
+             "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+             "gemma3_text": ("Gemma3TextConfig", "Gemma3ForCausalLM")}[config["model_type"]]
+    if not all(hasattr(transformers, name) for name in names):
+        skip(f"this transformers has no {names[1]}")
+    config = getattr(transformers, names[0])(**config)
+    model = getattr(transformers, names[1])(config)
     options = {"return_tensors": True}
     if "model_to_load" in inspect.signature(load_gguf_checkpoint).parameters:  # newer ones want it
         options["model_to_load"] = model
@@ -132,14 +177,14 @@ def main():
     except ImportError as error:
         skip(f"{error} (tools/setup --python installs it)")
 
-    tokenizer = read_tokenizer(path)
+    encode = read_tokenizer(path)
     model = load_reference(path)
     failed = False
     for dtype in "f32", "f16":
         with tempfile.TemporaryDirectory() as folder:
             rows, lists = run_engine(build, path, dtype, folder)
         for i, prompt in enumerate(PROMPTS):
-            error, same = compare(model, tokenizer.encode(prompt).ids, rows[i], lists[i])
+            error, same = compare(model, encode(prompt), rows[i], lists[i])
             print(f"K and V in {dtype}, {prompt[:24]!r:28}: relative error {error:.1e}, "
                   f"{same} of {N_STEPS} tokens the same")
             # Rounding K and V to f16 may turn a choice between near equals: then only f32 counts.

@@ -249,7 +249,7 @@ START_TEST(warming_up_changes_nothing)
 	struct cache cache;
 
 	cache_init(&cache, dense, kv_model_shape(model), KV_F32, 17);
-	ck_assert_int_eq(kv_model_warm_up(model, cache.views, cache.table[16]), 0);
+	ck_assert_int_eq(kv_model_warm_up(model, cache.views, &cache.table[16]), 0);
 	step(&cache, prompt, N_PROMPT, logits);
 	assert_same(logits);
 	cache_deinit(&cache);

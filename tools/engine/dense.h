@@ -94,6 +94,16 @@ struct kv_dense_ops {
 
 	/* Wait for what was queued. Return: 0, or the first failure since the last call. */
 	int (*finish)(struct kv_dense *dense);
+
+	/* What not every model needs; all NULL where the device can't. */
+
+	/* gate[t][i] = gelu(gate[t][i]) * up[t][i], gelu(x) = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) */
+	void (*gelu_multiply)(struct kv_dense *dense, float *gate, const float *up, size_t n,
+			      size_t width);
+	/* out[t][i] += x[t][i] */
+	void (*add)(struct kv_dense *dense, const float *x, size_t n, size_t width, float *out);
+	/* x[t][i] *= factor */
+	void (*scale)(struct kv_dense *dense, float *x, size_t n, size_t width, float factor);
 };
 
 /* kv_dense_cpu() - on the host, with @n_threads (0: one for each CPU) */

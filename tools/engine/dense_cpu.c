@@ -277,6 +277,34 @@ static void cpu_silu_multiply(struct kv_dense *dense, float *gate, const float *
 	run_rows(&loop, silu_group);
 }
 
+static void gelu_group(void *context, size_t item, unsigned thread)
+{
+	const struct loop *l = context;
+
+	for (size_t t = item * ROW_GROUP; t < group_end(l, item); t++)
+		l->cpu->rows->gelu_multiply(l->out + t * l->width, l->x + t * l->width, l->width);
+}
+
+static void cpu_gelu_multiply(struct kv_dense *dense, float *gate, const float *up, size_t n,
+			      size_t width)
+{
+	struct loop loop = {.cpu = from_dense(dense), .out = gate, .x = up, .n = n, .width = width};
+
+	run_rows(&loop, gelu_group);
+}
+
+static void cpu_add(struct kv_dense *dense, const float *x, size_t n, size_t width, float *out)
+{
+	for (size_t i = 0; i < n * width; i++)
+		out[i] += x[i];
+}
+
+static void cpu_scale(struct kv_dense *dense, float *x, size_t n, size_t width, float factor)
+{
+	for (size_t i = 0; i < n * width; i++)
+		x[i] *= factor;
+}
+
 static int cpu_finish(struct kv_dense *dense)
 {
 	return 0;
@@ -297,6 +325,9 @@ static const struct kv_dense_ops ops = {
 	.rope = cpu_rope,
 	.silu_multiply = cpu_silu_multiply,
 	.finish = cpu_finish,
+	.gelu_multiply = cpu_gelu_multiply,
+	.add = cpu_add,
+	.scale = cpu_scale,
 };
 
 int kv_dense_cpu(unsigned n_threads, struct kv_dense **ret)

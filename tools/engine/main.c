@@ -236,7 +236,7 @@ static int load_model(struct engine *e)
 		return r;
 
 	kv_pool_info(e->pool, &info);
-	return kv_model_warm_up(e->model, e->views, info.null_block);
+	return kv_model_warm_up(e->model, e->views, &info.null_block);
 }
 
 /* Texts come in the order of their prompts: that of the first unfinished one as it is generated. */

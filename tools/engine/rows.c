@@ -171,10 +171,22 @@ static void silu_multiply(float *gate, const float *up, size_t n)
 	}
 }
 
+/* (1 + tanh(u)) / 2 = 1 / (1 + e^-2u) */
+static void gelu_multiply(float *gate, const float *up, size_t n)
+{
+	for (size_t i = 0; i < n; i += ROWS_LANES) {
+		lanes g = load(gate + i);
+		lanes u = g * (1 + 0.044715f * g * g) * 0.7978845608f; /* sqrt(2 / pi) */
+
+		store(gate + i, g / (1 + exponential(-2 * u)) * load(up + i));
+	}
+}
+
 const struct kv_rows ROWS_NAME = {
 	.name = ROWS_TEXT,
 	.widen = widen,
 	.multiply = multiply,
 	.rms_norm = rms_norm,
 	.silu_multiply = silu_multiply,
+	.gelu_multiply = gelu_multiply,
 };

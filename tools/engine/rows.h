@@ -36,6 +36,9 @@ struct kv_rows {
 
 	/* gate[i] = gate[i] / (1 + e^-gate[i]) * up[i] */
 	void (*silu_multiply)(float *gate, const float *up, size_t n);
+
+	/* gate[i] = gate[i] / 2 * (1 + tanh(sqrt(2 / pi) * (gate[i] + 0.044715 gate[i]^3))) * up[i] */
+	void (*gelu_multiply)(float *gate, const float *up, size_t n);
 };
 
 /* The sets of this build: the plain one, and those of x86-64. */
