@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvengine against HF transformers on the same GGUF file.
 
-usage: check_logits.py BUILD_FOLDER MODEL.gguf
+usage: check_logits.py BUILD_FOLDER MODEL.gguf TOKENS
 
 Six prompts, one of them longer than a window: their tokens by the package tokenizers (or, of a SentencePiece
-vocabulary, by a few lines here), the next-token logits (relative error at most 2e-2) and 64 greedy tokens by
+vocabulary, by a few lines here), the next-token logits (relative error at most 2e-2) and TOKENS greedy ones by
 transformers in float32. kvengine runs all in one batch, with a real daemon. Exit 77, a skip for meson, where
 the packages or the model file are missing, or transformers doesn't know the architecture.
 """
@@ -19,7 +19,6 @@ import tempfile
 import time
 
 MOST_ERROR = 2e-2
-N_STEPS = 64
 PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a village by the sea, there lived",
@@ -36,7 +35,7 @@ def skip(why):
     sys.exit(77)
 
 
-def run_engine(build, model, dtype, folder):
+def run_engine(build, model, n_steps, dtype, folder):
     """Texts' tokens and logits of all prompts, from a daemon of our own."""
     import numpy
 
@@ -53,7 +52,7 @@ def run_engine(build, model, dtype, folder):
                 sys.exit("kvcached didn't start")
             time.sleep(0.05)
         command = [f"{build}/tools/engine/kvengine", "--socket", socket, "--model", model,
-                   "--tokens", str(N_STEPS), "--ignore-eos", "--kv-dtype", dtype,
+                   "--tokens", str(n_steps), "--ignore-eos", "--kv-dtype", dtype,
                    "--logits", logits, "--tokens-out", tokens]
         for prompt in PROMPTS:
             command += ["--prompt", prompt]
@@ -166,6 +165,7 @@ def compare(model, prompt_ids, logits, tokens):
 
 def main():
     build, path = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+    n_steps = int(sys.argv[3])
     os.environ["HF_HUB_OFFLINE"] = "1"
     if not os.path.exists(path):
         skip(f"no model at {path}")
@@ -182,14 +182,14 @@ def main():
     failed = False
     for dtype in "f32", "f16":
         with tempfile.TemporaryDirectory() as folder:
-            rows, lists = run_engine(build, path, dtype, folder)
+            rows, lists = run_engine(build, path, n_steps, dtype, folder)
         for i, prompt in enumerate(PROMPTS):
             error, same = compare(model, encode(prompt), rows[i], lists[i])
             print(f"K and V in {dtype}, {prompt[:24]!r:28}: relative error {error:.1e}, "
-                  f"{same} of {N_STEPS} tokens the same")
+                  f"{same} of {n_steps} tokens the same")
             # Rounding K and V to f16 may turn a choice between near equals: then only f32 counts.
-            failed |= not error <= MOST_ERROR or len(lists[i]) != N_STEPS
-            failed |= dtype == "f32" and same < N_STEPS
+            failed |= not error <= MOST_ERROR or len(lists[i]) != n_steps
+            failed |= dtype == "f32" and same < n_steps
     sys.exit(1 if failed else 0)
 
 
