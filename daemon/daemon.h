@@ -249,6 +249,8 @@ struct kv_pool *kv_pool_find(struct kv_daemon *d, const char *name);
 int kv_pool_create(struct kv_daemon *d, const struct kv_msg_pool_open *msg, struct kv_pool **ret);
 /* kv_pool_differs() - 0, or -EEXIST with a text that lists what differs */
 int kv_pool_differs(const struct kv_pool *pool, const struct kv_msg_pool_open *msg);
+/* kv_pool_clear_promises() - in its pages, those that are over and those of @slot; UINT32_MAX: of none */
+void kv_pool_clear_promises(struct kv_pool *pool, uint32_t slot);
 struct kv_pool *kv_pool_free(struct kv_pool *pool); /* without sessions; its extents get dirty */
 void kv_pool_unload(struct kv_pool *pool); /* this process forgets it; for others it goes on */
 /* kv_pool_adopt() - of a worker before this one, by its deposit. 0; -ENOENT: it doesn't count */

@@ -11,7 +11,6 @@
 #include "libclient/group.h"
 
 #define PREFIX_GROUP 0xffffu /* no block and no state has such a row */
-#define MOST_TIME    (3600 * KV_SEC)
 
 static struct kv_pool *pool_of(const struct kv_gseq *seq)
 {
@@ -67,7 +66,7 @@ static int check(const struct kv_gseq *seq, const int32_t *tokens, size_t n)
 KV_PUBLIC int kv_gseq_promise(struct kv_gseq *seq, const int32_t *tokens, size_t n, int64_t timeout,
 			      size_t *ret_promised)
 {
-	int64_t until = kv_now() + (timeout < MOST_TIME ? timeout : MOST_TIME);
+	int64_t until = kv_now() + (timeout < KV_PROMISE_MOST ? timeout : KV_PROMISE_MOST);
 	size_t unit = seq->groups->unit, end = n / unit, i = seq->len / unit;
 	int r = check(seq, tokens, n);
 

@@ -12,24 +12,10 @@
 
 #include "libclient/internal.h"
 
-#define TICK (KV_SEC / 16)
-#define MOST_TIME (3600 * KV_SEC)
-#define TIME_MASK 0xffffffu
-
-static uint32_t ticks(int64_t ns)
-{
-	return (uint32_t)(ns / TICK) & TIME_MASK;
-}
-
 static uint64_t *bucket_of(const struct kv_pool *pool, struct kv_key key)
 {
 	return kv_shm_promises(pool->blocks, &pool->head) +
 	       key.lo % (KV_PROMISES / KV_PROMISE_BUCKET) * KV_PROMISE_BUCKET;
-}
-
-static uint32_t slot_of(uint64_t word)
-{
-	return ((uint32_t)word >> 24) - 1;
 }
 
 static uint32_t tag_of(struct kv_key key)
@@ -40,10 +26,9 @@ static uint32_t tag_of(struct kv_key key)
 static bool is_valid(const struct kv_pool *pool, uint64_t word)
 {
 	const struct kv_shm_pool *head = pool->index;
-	uint32_t slot = slot_of(word);
-	uint32_t left = ((uint32_t)word - ticks(kv_now())) & TIME_MASK;
+	uint32_t slot = kv_promise_slot(word);
 
-	if (!word || slot >= KV_MAX_SESSIONS || left > TIME_MASK / 2)
+	if (!word || slot >= KV_MAX_SESSIONS || kv_promise_is_over(word, kv_now()))
 		return false;
 	return kv_load_acquire(&head->live[slot / 64]) >> slot % 64 & 1;
 }
@@ -51,14 +36,14 @@ static bool is_valid(const struct kv_pool *pool, uint64_t word)
 bool kv_promise_make(struct kv_pool *pool, struct kv_key key, int64_t until)
 {
 	uint64_t *bucket = bucket_of(pool, key), *free_word = NULL, old = 0;
-	uint64_t own = (uint64_t)tag_of(key) << 32 | (pool->slot + 1) << 24 | ticks(until);
+	uint64_t own = (uint64_t)tag_of(key) << 32 | (pool->slot + 1) << 24 | kv_promise_until(until);
 	bool made;
 
 	for (uint32_t i = 0; i < KV_PROMISE_BUCKET; i++) {
 		uint64_t word = kv_load_relaxed(&bucket[i]);
 		bool valid = is_valid(pool, word);
 
-		if (valid && word >> 32 == tag_of(key) && slot_of(word) != pool->slot)
+		if (valid && word >> 32 == tag_of(key) && kv_promise_slot(word) != pool->slot)
 			return false;
 		if (!free_word && (!valid || word >> 32 == tag_of(key))) {
 			free_word = &bucket[i];
@@ -73,7 +58,7 @@ bool kv_promise_make(struct kv_pool *pool, struct kv_key key, int64_t until)
 	for (uint32_t i = 0; i < KV_PROMISE_BUCKET; i++) {
 		uint64_t word = kv_load_acquire(&bucket[i]);
 
-		if (word >> 32 != tag_of(key) || slot_of(word) == pool->slot || !is_valid(pool, word))
+		if (word >> 32 != tag_of(key) || kv_promise_slot(word) == pool->slot || !is_valid(pool, word))
 			continue;
 		if (made)
 			kv_compare_exchange(free_word, &own, 0);
@@ -89,7 +74,7 @@ bool kv_promise_stands(struct kv_pool *pool, struct kv_key key)
 	for (uint32_t i = 0; i < KV_PROMISE_BUCKET; i++) {
 		uint64_t word = kv_load_relaxed(&bucket[i]);
 
-		if (word >> 32 == tag_of(key) && slot_of(word) != pool->slot && is_valid(pool, word))
+		if (word >> 32 == tag_of(key) && kv_promise_slot(word) != pool->slot && is_valid(pool, word))
 			return true;
 	}
 	return false;
@@ -102,7 +87,7 @@ void kv_promise_end(struct kv_pool *pool, struct kv_key key)
 	for (uint32_t i = 0; i < KV_PROMISE_BUCKET; i++) {
 		uint64_t word = kv_load_relaxed(&bucket[i]);
 
-		if (word && word >> 32 == tag_of(key) && slot_of(word) == pool->slot)
+		if (word && word >> 32 == tag_of(key) && kv_promise_slot(word) == pool->slot)
 			kv_compare_exchange(&bucket[i], &word, 0);
 	}
 }
@@ -115,9 +100,9 @@ void kv_promise_shorten(struct kv_pool *pool, struct kv_key key)
 	for (uint32_t i = 0; i < KV_PROMISE_BUCKET; i++) {
 		uint64_t word = kv_load_relaxed(&bucket[i]);
 
-		if (word && word >> 32 == tag_of(key) && slot_of(word) == pool->slot)
+		if (word && word >> 32 == tag_of(key) && kv_promise_slot(word) == pool->slot)
 			kv_compare_exchange(&bucket[i], &word,
-					    (word & ~(uint64_t)TIME_MASK) | ticks(kv_now() + 2 * TICK));
+					    (word & ~(uint64_t)KV_PROMISE_TIME) | kv_promise_until(kv_now() + 2 * KV_PROMISE_TICK));
 	}
 }
 
@@ -149,7 +134,7 @@ KV_PUBLIC int kv_seq_promise(struct kv_seq *seq, const int32_t *tokens, size_t n
 {
 	struct kv_pool *pool = seq->pool;
 	uint32_t size = pool->head.block_tokens;
-	int64_t until = kv_now() + (timeout < MOST_TIME ? timeout : MOST_TIME);
+	int64_t until = kv_now() + (timeout < KV_PROMISE_MOST ? timeout : KV_PROMISE_MOST);
 	size_t end = n / size, i = seq->n_submitted;
 	struct kv_shm_row row;
 	int r = check_tokens(seq, tokens, n);

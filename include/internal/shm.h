@@ -196,11 +196,34 @@ struct kv_shm_pool {
 /*
  * Promises: keys of blocks that a session is about to compute, so that others may wait for them. A
  * word is tag << 32 | (slot + 1) << 24 | until, 0 is empty; it stands anywhere in the bucket of its key.
- * Until: sixteenths of a second of CLOCK_MONOTONIC, modulo 2^24. Any client writes, by compare and
- * swap. They are hints: who believes a wrong one waits for nothing, until its deadline.
+ * Until: sixteenths of a second of CLOCK_MONOTONIC, modulo 2^24, and never more than KV_PROMISE_MOST
+ * ahead. Any client writes, by compare and swap. They are hints: who believes a wrong one waits for
+ * nothing, until its deadline. The daemon clears what is over before the clock comes round (12 days),
+ * and what a session left before another gets its slot.
  */
 #define KV_PROMISES 16384u
 #define KV_PROMISE_BUCKET 8u
+#define KV_PROMISE_TICK (KV_SEC / 16)
+#define KV_PROMISE_MOST (3600 * KV_SEC)
+#define KV_PROMISE_TIME 0xffffffu /* the bits of `until` */
+
+static inline uint32_t kv_promise_until(int64_t ns)
+{
+	return (uint32_t)(ns / KV_PROMISE_TICK) & KV_PROMISE_TIME;
+}
+
+static inline uint32_t kv_promise_slot(uint64_t word)
+{
+	return ((uint32_t)word >> 24) - 1;
+}
+
+/* More than any promise may have left is time that has passed. */
+static inline int kv_promise_is_over(uint64_t word, int64_t now)
+{
+	uint32_t left = ((uint32_t)word - kv_promise_until(now)) & KV_PROMISE_TIME;
+
+	return left > KV_PROMISE_MOST / KV_PROMISE_TICK;
+}
 
 /* What a client asks of the daemon without waiting. */
 enum kv_op_kind {

@@ -6,6 +6,7 @@
 
 #include "tests/support/client.h"
 #include "tests/support/process.h"
+#include "tests/support/raw_session.h"
 
 #define N 161 /* tokens of the prompt: ten blocks, and one to compute */
 
@@ -189,6 +190,75 @@ START_TEST(a_promise_of_what_was_published_does_not_outlast_its_sequence_and_its
 }
 END_TEST
 
+START_TEST(a_promise_of_one_who_was_killed_is_not_taken_for_one_of_who_came_after_it)
+{
+	struct process *other = process_start(writer, &minute);
+	struct kv_pool *second;
+	struct kv_seq *seq;
+
+	process_hear(other);
+	process_kill(other);
+	must(kv_seq_new(pool, &seq));
+	wait_until(follow(seq, 0, 0) == 0);
+	second = pool_new(client, "pool", 0); /* in the place of the one that died */
+	ck_assert_int_eq(follow(seq, 0, 0), 0);
+	kv_seq_free(seq, NULL);
+	kv_pool_close(second);
+}
+END_TEST
+
+/* ---- long after ---- */
+
+#define DAY ((int64_t)86400 * KV_SEC)
+
+static uint64_t *find_promise(struct raw_session *look)
+{
+	uint64_t *words = kv_shm_promises(look->blocks, look->head);
+
+	for (uint32_t i = 0; i < KV_PROMISES; i++) {
+		if (words[i])
+			return &words[i];
+	}
+	ck_abort_msg("there is no promise");
+}
+
+/* It ended so long ago. */
+static void make_old(uint64_t *word, uint64_t promise, int64_t age)
+{
+	uint32_t until = (uint32_t)((now_ns() - age) / (KV_SEC / 16)) & 0xffffff;
+
+	kv_store_release(word, (promise & ~(uint64_t)0xffffff) | until);
+}
+
+START_TEST(a_promise_that_ended_days_ago_is_not_believed_again)
+{
+	static const int64_t ages[] = {KV_SEC, DAY, 6 * DAY, 6 * DAY + DAY / 2, 8 * DAY, 10 * DAY, 12 * DAY};
+	struct raw_session look = raw_session("pool", 0);
+	struct kv_pool *second = pool_new(client, "pool", 0);
+	struct kv_seq *seq, *other;
+	uint64_t *word, promise;
+
+	must(kv_seq_new(second, &other));
+	must(kv_seq_new(pool, &seq));
+	must(kv_seq_promise(other, tokens_of(1, 17), 17, minute, NULL));
+	ck_assert_int_eq(follow(seq, 0, 0), KV_PROMISED);
+	word = find_promise(&look);
+	promise = *word;
+	for (size_t i = 0; i < sizeof(ages) / sizeof(ages[0]); i++) {
+		make_old(word, promise, ages[i]);
+		expect(follow(seq, 0, 0) == 0, "one of %lld hours ago is believed",
+		       (long long)(ages[i] / (3600 * KV_SEC)));
+	}
+	/* Nor does it stay until the clock comes round: 12.1 days. */
+	make_old(word, promise, 60 * KV_SEC);
+	wait_until(!kv_load_acquire(word));
+	kv_seq_free(seq, NULL);
+	kv_seq_free(other, NULL);
+	kv_pool_close(second);
+	raw_session_close(&look);
+}
+END_TEST
+
 /* ---- many at once ---- */
 
 /* Each computes only what nobody else does. Says how many blocks that were. */
@@ -267,6 +337,8 @@ static Suite *suite(void)
 	tcase_add_test(tcase, a_deadline_ends_a_wait_and_a_promise_ends_by_its_own);
 	tcase_add_test(tcase, a_promise_ends_with_its_sequence_and_with_a_rollback);
 	tcase_add_test(tcase, a_promise_of_what_was_published_does_not_outlast_its_sequence_and_its_block);
+	tcase_add_test(tcase, a_promise_of_one_who_was_killed_is_not_taken_for_one_of_who_came_after_it);
+	tcase_add_test(tcase, a_promise_that_ended_days_ago_is_not_believed_again);
 	tcase_add_test(tcase, engines_that_want_the_same_at_once_compute_it_once);
 	suite_add_tcase(s, tcase);
 	return s;
