@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * soak SECONDS [gpu]: 32 clients of 4 pools lease, look up, append, fork, publish, roll back,
+ * soak SECONDS [host|gpu [SEED]]: 32 clients of 4 pools lease, look up, append, fork, publish, roll back,
  * release and attach anew, in an arena that is too small for them; once a second something dies or
  * stops: a client, the mover, the worker. Every block a client leases or finds is written with what
  * only its owner can know, and verified: on a GPU by kernels, some of which are in flight when
  * their process is killed. tests/soak.sh runs it on both event loops and in all builds.
  *
  * Contents: a token's words follow from all tokens of its sequence so far, so that a block of
- * another prefix never looks right; those of a block leased alone from its owner's pid, a number
- * that never comes again, the block's id and the position.
+ * another prefix never looks right; but the last one, its mark, from its writer's pid, a number that never
+ * comes again, the block's id and the position: two that are given one block at once would write the same
+ * words where their prompts begin alike, and other marks. Who wrote a token verifies its mark for as long as it
+ * has that block. Of a block leased alone all words are marks.
  */
 #include <errno.h>
 #include <signal.h>
@@ -32,13 +34,14 @@
 #define MAX_HELD  32
 
 static int seconds = 10, on_gpu;
+static unsigned random_seed; /* of what is done to whom */
 
 /* What all processes share. */
 static struct board {
 	int stop; /* 1: clients leave; 2: who watches, too */
 	uint64_t lives, rounds, attached, hit_tokens, written_tokens, verified_tokens, no_room,
 		forks;
-	uint64_t lost, checks, wrong_words;
+	uint64_t verified_marks, lost, checks, wrong_words;
 } * board;
 
 #define count(field, n) __atomic_fetch_add(&board->field, (n), __ATOMIC_RELAXED)
@@ -57,15 +60,23 @@ static const struct {
 
 static unsigned seed;
 
+/* A sequence, and the marks of those of its tokens that this process has written. */
+struct work {
+	struct kv_seq *seq;
+	kv_block_id at[MAX_LEN]; /* where they lie; -1: another has written it, or it was copied */
+	uint32_t marks[MAX_LEN];
+};
+
 struct engine {
+	uint32_t which; /* pool */
 	struct soak_device *device;
 	struct kv_client *client;
 	struct kv_pool *pool;
 	struct kv_batch *batch;
 	struct kv_pool_info info;
 	struct kv_view k;
-	struct soak_memory memory;
-	struct kv_seq *seqs[MAX_SEQS];
+	struct soak_memory memory, words, marks; /* all of a token, all but its mark, its mark */
+	struct work works[MAX_SEQS];
 };
 
 static uint32_t below(uint32_t n)
@@ -118,6 +129,20 @@ static int64_t place(const struct engine *e, kv_block_id id, size_t position)
 	       (int64_t)(position % e->info.block_tokens) * e->k.token_stride;
 }
 
+/* A number that never comes again: of this process, and no other. */
+static uint32_t new_mark(void)
+{
+	static uint32_t number;
+
+	number++;
+	return (uint32_t)getpid() * 2654435761u ^ number << 20 ^ number >> 12;
+}
+
+static uint32_t mark_of(uint32_t mark, kv_block_id id, size_t position)
+{
+	return mix(mix(mark, id), (int32_t)position);
+}
+
 /* All of a wrong block's words count; the process that finds them goes on. */
 static void wait_for_device(struct engine *e)
 {
@@ -127,159 +152,167 @@ static void wait_for_device(struct engine *e)
 	expect(n >= 0, "the device is broken");
 	if (n > known) {
 		count(wrong_words, (uint64_t)(n - known));
-		fprintf(stderr, "pool %s: %lld wrong words\n", pools[0].name,
+		fprintf(stderr, "pool %s: %lld wrong words\n", pools[e->which].name,
 			(long long)(n - known));
 	}
 	known = n;
 }
 
-static void verify(struct engine *e, const struct kv_seq *seq, size_t len)
+static void verify(struct engine *e, const struct work *work, size_t len)
 {
-	struct soak_token tokens[MAX_LEN];
+	struct soak_token tokens[MAX_LEN], marks[MAX_LEN];
 	const kv_block_id *ids;
-	uint32_t hash = 1;
+	uint32_t hash = 1, n_marks = 0;
 
-	kv_seq_blocks(seq, &ids);
+	kv_seq_blocks(work->seq, &ids);
 	for (size_t i = 0; i < len; i++) {
-		hash = mix(hash, kv_seq_tokens(seq)[i]);
-		tokens[i] =
-			(struct soak_token){place(e, ids[i / e->info.block_tokens], i), hash, 0};
+		kv_block_id id = ids[i / e->info.block_tokens];
+
+		hash = mix(hash, kv_seq_tokens(work->seq)[i]);
+		tokens[i] = (struct soak_token){place(e, id, i), hash, 0};
+		if (work->at[i] == id)
+			marks[n_marks++] = (struct soak_token){place(e, id, i), work->marks[i], 0};
 	}
-	soak_device_verify(e->device, &e->memory, tokens, (uint32_t)len);
+	soak_device_verify(e->device, &e->words, tokens, (uint32_t)len);
+	soak_device_verify(e->device, &e->marks, marks, n_marks);
 	count(verified_tokens, len);
+	count(verified_marks, n_marks);
 }
 
 /* The last @n tokens, as a step of an engine does it: copies first, then their bytes. */
-static void compute(struct engine *e, struct kv_seq *seq, uint32_t n)
+static void compute(struct engine *e, struct work *work, uint32_t n)
 {
 	const struct kv_batch_data *d = kv_batch_data(e->batch);
-	struct kv_batch_item item = {seq, n};
-	struct soak_token tokens[MAX_LEN];
-	size_t len = kv_seq_len(seq);
-	uint32_t hash = 1;
+	struct kv_batch_item item = {work->seq, n};
+	struct soak_token tokens[MAX_LEN], marks[MAX_LEN];
+	size_t len = kv_seq_len(work->seq);
+	uint32_t hash = 1, mark = new_mark();
 
 	must(kv_batch_build(e->batch, &item, 1, 0, 0));
 	must(kv_batch_copy(e->batch, soak_device_stream(e->device)));
 	for (size_t i = 0; i < len - n; i++)
-		hash = mix(hash, kv_seq_tokens(seq)[i]);
+		hash = mix(hash, kv_seq_tokens(work->seq)[i]);
 	for (uint32_t t = 0; t < n; t++) {
 		uint32_t size = e->info.block_tokens;
+		kv_block_id id = (kv_block_id)(d->slots[t] / size);
+		int64_t offset = place(e, id, (size_t)d->slots[t] % size);
+		size_t i = len - n + t;
 
 		hash = mix(hash, d->tokens[t]);
-		tokens[t] = (struct soak_token){
-			place(e, (kv_block_id)(d->slots[t] / size), (size_t)d->slots[t] % size),
-			hash, 0};
+		tokens[t] = (struct soak_token){offset, hash, 0};
+		work->at[i] = id;
+		work->marks[i] = mark_of(mark, id, i);
+		marks[t] = (struct soak_token){offset, work->marks[i], 0};
 	}
-	soak_device_write(e->device, &e->memory, tokens, n, below(8) ? 0 : below(5000));
+	soak_device_write(e->device, &e->words, tokens, n, below(8) ? 0 : below(5000));
+	soak_device_write(e->device, &e->marks, marks, n, 0);
 	count(written_tokens, n);
 }
 
 /* More tokens, if there is room. */
-static void extend(struct engine *e, struct kv_seq *seq, const int32_t *tokens, uint32_t n)
+static void extend(struct engine *e, struct work *work, const int32_t *tokens, uint32_t n)
 {
-	if (OK(kv_seq_reserve(seq, kv_seq_len(seq) + n, below(2) ? 0 : below(30) * KV_MSEC)))
+	if (OK(kv_seq_reserve(work->seq, kv_seq_len(work->seq) + n, below(2) ? 0 : below(30) * KV_MSEC)))
 		return;
-	must(kv_seq_append(seq, tokens, n));
+	must(kv_seq_append(work->seq, tokens, n));
 	breathe();
-	compute(e, seq, n);
+	compute(e, work, n);
 }
 
-static struct kv_seq *begin(struct engine *e)
+static void begin(struct engine *e, struct work *work)
 {
 	int32_t tokens[MAX_LEN];
 	size_t n = 1 + below(MAX_LEN - 150), hit;
-	struct kv_seq *seq;
 
 	prompt_of(below(N_PROMPTS), tokens);
-	must(kv_seq_new(e->pool, &seq));
-	must(kv_seq_lookup(seq, tokens, n, &hit));
-	verify(e, seq, hit);
+	must(kv_seq_new(e->pool, &work->seq));
+	memset(work->at, 0xff, sizeof(work->at));
+	must(kv_seq_lookup(work->seq, tokens, n, &hit));
+	verify(e, work, hit);
 	count(hit_tokens, hit);
 	breathe();
 	if (n > hit)
-		extend(e, seq, tokens + hit, (uint32_t)(n - hit));
+		extend(e, work, tokens + hit, (uint32_t)(n - hit));
 	if (below(8))
-		OK(kv_seq_publish(seq, soak_device_stream(e->device)));
-	return seq;
+		OK(kv_seq_publish(work->seq, soak_device_stream(e->device)));
 }
 
-static void decode(struct engine *e, struct kv_seq *seq)
+static void decode(struct engine *e, struct work *work)
 {
 	int32_t tokens[20];
 	uint32_t n = 1 + below(20);
 
-	if (kv_seq_len(seq) + n > MAX_LEN)
+	if (kv_seq_len(work->seq) + n > MAX_LEN)
 		return;
 	for (uint32_t i = 0; i < n; i++)
 		tokens[i] = (int32_t)below(3);
-	extend(e, seq, tokens, n);
+	extend(e, work, tokens, n);
 	if (below(2))
-		OK(kv_seq_publish(seq, soak_device_stream(e->device)));
+		OK(kv_seq_publish(work->seq, soak_device_stream(e->device)));
 }
 
-static void fork_and_go_on(struct engine *e, struct kv_seq *seq)
+static void fork_and_go_on(struct engine *e, struct work *work)
 {
-	struct kv_seq *other;
+	struct work other = *work;
 
-	must(kv_seq_fork(seq, &other));
+	must(kv_seq_fork(work->seq, &other.seq));
 	count(forks, 1);
-	decode(e, other);
-	decode(e, seq);
-	verify(e, other, kv_seq_len(other));
-	verify(e, seq, kv_seq_len(seq));
-	kv_seq_free(other, soak_device_stream(e->device));
+	decode(e, &other);
+	decode(e, work);
+	verify(e, &other, kv_seq_len(other.seq));
+	verify(e, work, kv_seq_len(work->seq));
+	kv_seq_free(other.seq, soak_device_stream(e->device));
 }
 
 /* Blocks of one's own: nobody else may write them, whatever happens. */
 static void hold_blocks(struct engine *e)
 {
-	static uint32_t number;
 	struct soak_token tokens[MAX_HELD * 64];
-	uint32_t n = 1 + below(MAX_HELD), size = e->info.block_tokens;
-	uint32_t mark = (uint32_t)getpid() * 2654435761u ^ ++number << 20;
+	uint32_t n = 1 + below(MAX_HELD), size = e->info.block_tokens, mark = new_mark();
 	kv_block_id ids[MAX_HELD];
 
 	if (OK(kv_blocks_take(e->pool, n, ids, below(20) * KV_MSEC)))
 		return;
 	for (uint32_t i = 0; i < n * size; i++)
-		tokens[i] =
-			(struct soak_token){place(e, ids[i / size], i % size),
-					    mix(mix(mark, ids[i / size]), (int32_t)(i % size)), 0};
+		tokens[i] = (struct soak_token){place(e, ids[i / size], i % size),
+						mark_of(mark, ids[i / size], i % size), 0};
 	soak_device_write(e->device, &e->memory, tokens, n * size, below(4) ? 0 : below(20000));
 	usleep(below(10000));
 	soak_device_verify(e->device, &e->memory, tokens, n * size);
 	count(verified_tokens, n * size);
+	count(verified_marks, n * size);
 	wait_for_device(e); /* nothing may be under way when they are given */
 	OK(kv_blocks_give(e->pool, n, ids));
 }
 
 static void one_round(struct engine *e)
 {
-	struct kv_seq **seq = &e->seqs[below(MAX_SEQS)];
+	struct work *work = &e->works[below(MAX_SEQS)];
+	struct kv_seq *seq = work->seq;
 
 	count(rounds, 1);
-	switch (*seq && kv_seq_len(*seq) ? below(8) : *seq ? 0 : 8) {
+	switch (seq && kv_seq_len(seq) ? below(8) : seq ? 0 : 8) {
 	case 0:
 	case 1:
-		verify(e, *seq, kv_seq_len(*seq));
-		*seq = kv_seq_free(*seq, soak_device_stream(e->device));
+		verify(e, work, kv_seq_len(seq));
+		work->seq = kv_seq_free(seq, soak_device_stream(e->device));
 		break;
 	case 2:
-		must(kv_seq_rollback(*seq, kv_seq_len(*seq) - below(30) % kv_seq_len(*seq),
+		must(kv_seq_rollback(seq, kv_seq_len(seq) - below(30) % kv_seq_len(seq),
 				     soak_device_stream(e->device)));
-		decode(e, *seq);
+		decode(e, work);
 		break;
 	case 3:
-		fork_and_go_on(e, *seq);
+		fork_and_go_on(e, work);
 		break;
 	case 4:
 		hold_blocks(e);
 		break;
 	case 8:
-		*seq = begin(e);
+		begin(e, work);
 		break;
 	default:
-		decode(e, *seq);
+		decode(e, work);
 	}
 	if (below(4) == 0)
 		wait_for_device(e);
@@ -304,12 +337,13 @@ static void attach(struct engine *e)
 {
 	KV_OPTIONS(kv_batch_options, sizes, .max_seqs = 1, .max_tokens = MAX_LEN,
 		   .max_blocks_per_seq = MAX_LEN / 8 + 1);
-	uint32_t n_rounds = 5 + below(60);
+	uint32_t n_rounds = 5 + below(60), dim;
 	struct kv_view v;
 	int r;
 
 	/* A pool that had ended needs an extent; when all are held, its place is refused, and no more. */
-	r = open_pool(e->client, below(N_POOLS), 1, &e->pool);
+	e->which = below(N_POOLS);
+	r = open_pool(e->client, e->which, 1, &e->pool);
 	if (r == -ENOMEM) {
 		breathe();
 		return;
@@ -318,15 +352,21 @@ static void attach(struct engine *e)
 	kv_pool_info(e->pool, &e->info);
 	must(kv_pool_view(e->pool, 0, 0, &e->k));
 	must(kv_pool_view(e->pool, 0, 1, &v));
-	e->memory = (struct soak_memory){{e->k.base, v.base}, (uint32_t)e->k.head_dim};
+	dim = (uint32_t)e->k.head_dim;
+	e->memory = (struct soak_memory){{e->k.base, v.base}, dim};
+	e->words = (struct soak_memory){{e->k.base, v.base}, dim - 1};
+	e->marks = (struct soak_memory){{(uint32_t *)e->k.base + dim - 1, (uint32_t *)v.base + dim - 1}, 1};
 	must(kv_batch_new(e->pool, &sizes, &e->batch));
 	count(attached, 1);
 	for (uint32_t i = 0; i < n_rounds && !is_over(1); i++)
 		one_round(e);
 	if (below(16) == 0)
 		_exit(0);
-	for (int i = 0; i < MAX_SEQS; i++)
-		e->seqs[i] = kv_seq_free(e->seqs[i], soak_device_stream(e->device));
+	for (int i = 0; i < MAX_SEQS; i++) {
+		if (e->works[i].seq)
+			verify(e, &e->works[i], kv_seq_len(e->works[i].seq));
+		e->works[i].seq = kv_seq_free(e->works[i].seq, soak_device_stream(e->device));
+	}
 	wait_for_device(e);
 	kv_batch_free(e->batch);
 	kv_pool_close(e->pool);
@@ -336,7 +376,7 @@ static void live(void)
 {
 	KV_OPTIONS(kv_connect_options, how, .socket = daemon_socket(), .name = "soak",
 		   .timeout = TIMEOUT);
-	struct engine e = {0};
+	static struct engine e;
 
 	if (soak_device_open(on_gpu, &e.device) < 0)
 		_exit(77);
@@ -358,7 +398,7 @@ static pid_t start_client(void)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (getppid() != parent)
 		_exit(1);
-	seed = n * 7919 + (unsigned)seconds;
+	seed = n * 7919 + random_seed;
 	live();
 	_exit(0);
 }
@@ -392,8 +432,8 @@ static void checks(struct process *self, void *arg)
 /* ---- the conductor ---- */
 
 static struct {
-	uint32_t clients, movers, workers, stops;
-	uint64_t rss;
+	uint32_t clients, movers, workers, stops, stopped_movers, stopped_workers;
+	uint64_t rss[2]; /* the most in the first half of the time, and in the second */
 } done;
 
 /* Has it ended? In good order, or by SIGKILL. */
@@ -411,48 +451,75 @@ static bool has_ended(pid_t pid)
 	return true;
 }
 
-/* One of the worker's children. */
-static void kill_mover(void)
+/* The worker's first child; 0: it has none now. */
+static pid_t mover(void)
 {
 	char path[64];
-	int mover;
+	int pid = 0;
 	FILE *f;
 
 	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", daemon_worker(), daemon_worker());
 	f = fopen(path, "r");
-	if (f && fscanf(f, "%d", &mover) == 1 && !kill(mover, SIGKILL))
-		done.movers++;
+	if (f && fscanf(f, "%d", &pid) != 1)
+		pid = 0;
 	if (f)
 		fclose(f);
+	return pid;
+}
+
+/* What stands still for a second; a worker for a quarter of it: calls wait for that, and go on. */
+static void stop_one(pid_t *stopped, pid_t pid, uint32_t *counter)
+{
+	if (!pid || kill(pid, SIGSTOP))
+		return;
+	*stopped = pid;
+	++*counter;
 }
 
 static void do_harm(pid_t *clients, pid_t *stopped)
 {
-	pid_t *one = &clients[rand() % N_CLIENTS];
+	pid_t *one = &clients[rand() % N_CLIENTS], pid;
 
-	switch (rand() % 8) {
+	switch (rand() % 16) {
 	case 0:
-		kill_mover();
-		break;
 	case 1:
+		pid = mover();
+		if (pid && !kill(pid, SIGKILL)) {
+			done.movers++;
+			return;
+		}
+		break;
 	case 2:
+	case 3:
+	case 4:
+	case 5:
 		daemon_kill_worker();
 		done.workers++;
+		return;
+	case 6:
+		stop_one(stopped, *one, &done.stops);
+		return;
+	case 7:
+		stop_one(stopped, mover(), &done.stopped_movers);
+		if (*stopped)
+			return;
 		break;
-	case 3:
-		*stopped = *one;
-		kill(*one, SIGSTOP);
-		done.stops++;
-		break;
+	case 8:
+		stop_one(stopped, daemon_worker(), &done.stopped_workers);
+		sleep_ms(250);
+		kill(*stopped, SIGCONT);
+		*stopped = 0;
+		return;
 	default:
-		kill(*one, SIGKILL);
-		done.clients++;
+		break;
 	}
+	kill(*one, SIGKILL);
+	done.clients++;
 }
 
 static void conduct(void)
 {
-	int64_t end = now_ns() + seconds * KV_SEC, next = now_ns() + KV_SEC, look = 0;
+	int64_t start = now_ns(), end = start + seconds * KV_SEC, next = start + KV_SEC, look = 0;
 	pid_t clients[N_CLIENTS], stopped = 0;
 
 	for (int i = 0; i < N_CLIENTS; i++)
@@ -470,9 +537,9 @@ static void conduct(void)
 			next += KV_SEC;
 		}
 		if (now_ns() > look) {
-			uint64_t rss = daemon_rss();
+			uint64_t rss = daemon_rss(), *most = &done.rss[now_ns() - start > (end - start) / 2];
 
-			done.rss = rss > done.rss ? rss : done.rss;
+			*most = rss > *most ? rss : *most;
 			look = now_ns() + KV_SEC / 5;
 		}
 		sleep_ms(5);
@@ -517,12 +584,21 @@ static void report(uint64_t lost, int fds)
 	       (unsigned long long)b->written_tokens, (unsigned long long)b->verified_tokens,
 	       (unsigned long long)b->no_room, (unsigned long long)b->lost,
 	       (unsigned long long)b->checks);
-	printf("killed: %u clients, %u movers, %u workers; stopped: %u clients\n", done.clients,
-	       done.movers, done.workers, done.stops);
+	printf("%llu marks of their writers verified\n", (unsigned long long)b->verified_marks);
+	printf("killed: %u clients, %u movers, %u workers; stopped: %u clients, %u movers, %u workers\n",
+	       done.clients, done.movers, done.workers, done.stops, done.stopped_movers,
+	       done.stopped_workers);
 	printf("%llu wrong bytes, %llu lost blocks, %d leaked descriptors, at most %llu MiB "
-	       "resident\n",
+	       "resident, %llu in the second half\n",
 	       (unsigned long long)b->wrong_words * 4, (unsigned long long)lost, fds,
-	       (unsigned long long)(done.rss >> 20));
+	       (unsigned long long)((done.rss[0] > done.rss[1] ? done.rss[0] : done.rss[1]) >> 20),
+	       (unsigned long long)(done.rss[1] >> 20));
+}
+
+static uint32_t n_harms(void)
+{
+	return done.clients + done.movers + done.workers + done.stops + done.stopped_movers +
+	       done.stopped_workers;
 }
 
 START_TEST(whatever_dies_no_byte_is_wrong_and_no_block_is_lost)
@@ -576,7 +652,15 @@ START_TEST(whatever_dies_no_byte_is_wrong_and_no_block_is_lost)
 	expect(!fds || n_pools < N_POOLS, "%d descriptors are gone, and no pool", -fds);
 	ck_assert_uint_eq(board->lost, 0);
 	ck_assert_uint_gt(board->verified_tokens, 1000);
+	ck_assert_uint_gt(board->verified_marks, 1000);
 	ck_assert_uint_gt(board->hit_tokens, 100);
+	/* One a second, and of each kind. */
+	expect(n_harms() + 2 >= (uint32_t)seconds, "only %u things were done in %d s", n_harms(), seconds);
+	expect(seconds < 60 || (done.clients && done.movers && done.workers && done.stops),
+	       "something was never done");
+	/* What grows with time is more in its second half. */
+	expect(seconds < 20 || done.rss[1] < done.rss[0] + NO_GROWTH, "%llu KiB became %llu KiB",
+	       (unsigned long long)(done.rss[0] >> 10), (unsigned long long)(done.rss[1] >> 10));
 	kv_disconnect(client);
 	daemon_stop();
 }
@@ -590,7 +674,10 @@ int main(int argc, char **argv)
 	if (argc > 1)
 		seconds = atoi(argv[1]);
 	on_gpu = argc > 2 && !strcmp(argv[2], "gpu");
-	srand((unsigned)now_ns());
+	random_seed = argc > 3 ? (unsigned)strtoul(argv[3], NULL, 10) : (unsigned)now_ns();
+	srand(random_seed);
+	printf("seed %u\n", random_seed);
+	fflush(stdout);
 	tcase_set_timeout(tcase, seconds + 120);
 	tcase_add_test(tcase, whatever_dies_no_byte_is_wrong_and_no_block_is_lost);
 	suite_add_tcase(s, tcase);
