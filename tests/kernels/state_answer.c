@@ -294,7 +294,7 @@ static double tolerance(const struct state_spec *s, int dtype)
 			 : s->dtype == KV_F16			    ? 3e-4
 								    : 0;
 
-	if (s->tolerance > 0)
+	if (s->tolerance > 0 && buffer_device == KV_DEVICE_CUDA)
 		return s->tolerance;
 	return stored + between;
 }

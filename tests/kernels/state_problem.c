@@ -486,14 +486,36 @@ const struct kv_state_backend *const *state_problem_backends(void)
 	return list;
 }
 
+static void expect_same_bytes(const char *what, const void *a, const void *b, size_t bytes)
+{
+	char *first = malloc(bytes + 1), *second = malloc(bytes + 1);
+
+	buffer_get(first, a, bytes);
+	buffer_get(second, b, bytes);
+	ck_assert_msg(!memcmp(first, second, bytes), "%s: other bits in a second run", what);
+	free(first);
+	free(second);
+}
+
 void state_spec_check(const struct state_spec *spec)
 {
 	for (int i = 0; state_problem_backends()[i]; i++) {
-		struct state_problem *p = state_problem_new(spec);
+		const struct kv_state_backend *backend = state_problem_backends()[i];
+		struct state_problem *p = state_problem_new(spec), *again = state_problem_new(spec);
+		size_t bytes = (size_t)((p->n_tokens + spec->spare_tokens) * p->out_stride) *
+			       kv_dtype_bytes(spec->dtype);
 
-		if (state_problem_can_run(p, state_problem_backends()[i]))
-			free(state_problem_check(p, state_problem_backends()[i]));
+		if (state_problem_can_run(p, backend) && state_problem_can_run(again, backend)) {
+			free(state_problem_check(p, backend));
+			free(state_problem_run(again, backend));
+			expect_same_bytes(backend->name, p->out, again->out, bytes);
+			expect_same_bytes(backend->name, p->rows, again->rows,
+					  (size_t)(p->row_bytes * spec->n_rows));
+			expect_same_bytes(backend->name, p->conv_rows, again->conv_rows,
+					  (size_t)(p->conv_row_bytes * spec->n_rows));
+		}
 		state_problem_free(p);
+		state_problem_free(again);
 	}
 }
 

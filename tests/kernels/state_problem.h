@@ -55,7 +55,7 @@ struct state_spec {
 	int spare_tokens;
 	bool nan_inputs; /* of padding */
 	bool workspace;
-	double tolerance; /* 0: by the types */
+	double tolerance; /* of a GPU, whose chunks multiply in 16 bits; 0: by the types */
 };
 
 struct state_problem {
@@ -129,7 +129,7 @@ int64_t conv_at(const struct state_problem *problem, int64_t tap, int64_t channe
 /* Backends of the device under test; ends with NULL. */
 const struct kv_state_backend *const *state_problem_backends(void);
 
-/* state_problem_check() by every backend that can run it, each on fresh rows. */
+/* state_problem_check() by every backend that can run it, each on fresh rows; twice, to the same bits. */
 void state_spec_check(const struct state_spec *spec);
 
 /* The same for @n_rounds of drafts on the same rows, another number accepted in each. */

@@ -276,139 +276,6 @@ START_TEST(checkpoints_stand_at_block_ends)
 }
 END_TEST
 
-/* Tokens @from.. of @whole's lane, as a problem of their own that goes on from @row. */
-static struct state_problem *cut(const struct state_problem *whole, int from, int len,
-				 const char *row)
-{
-	struct state_spec spec = whole->spec;
-	struct state_problem *p;
-	int64_t element = (int64_t)kv_dtype_bytes(spec.dtype);
-
-	spec.q_lens[0] = len;
-	spec.computed[0] = from;
-	p = state_problem_new(&spec);
-	if (from) {
-		buffer_put(p->rows, row, (size_t)p->row_bytes);
-		buffer_put(p->conv_rows, row + p->row_bytes, (size_t)p->conv_row_bytes);
-	}
-	buffer_put(p->arrays[0], whole->x + from * p->in_stride * element,
-		   (size_t)(len * p->in_stride * element));
-	buffer_put(p->arrays[1], whole->a + (int64_t)from * p->heads * element,
-		   (size_t)len * (size_t)p->heads * (size_t)element);
-	buffer_put(p->arrays[2], whole->b + (int64_t)from * p->heads * element,
-		   (size_t)len * (size_t)p->heads * (size_t)element);
-	return p;
-}
-
-/* The reference holds a state in double from token to token, and rounds it from call to call. */
-static void expect_rows_equal(const struct state_problem *p, const char *a, const char *b)
-{
-	if (buffer_device == KV_DEVICE_CUDA)
-		ck_assert_mem_eq(a, b, (size_t)state_problem_row_bytes(p));
-	for (int64_t i = 0; i < p->row_bytes / 4; i++)
-		expect(fabs(number_get(a, i, KV_F32) - number_get(b, i, KV_F32)) < 1e-6,
-		       "element %lld of the state", (long long)i);
-}
-
-START_TEST(a_prompt_cut_at_multiples_of_64_has_the_bits_of_one_call)
-{
-	static const int cuts[] = {128, 64, 40};
-	struct state_spec s = state_spec_default(PROBLEM_DELTA);
-
-	s.heads_k = 1;
-	s.n_rows = 2;
-	s.tolerance = 8e-3;
-	state_spec_add(&s, 128 + 64 + 40, 0, 0, 0);
-	for (int i = 0; state_problem_backends()[i]; i++) {
-		const struct kv_state_backend *backend = state_problem_backends()[i];
-		struct state_problem *whole = state_problem_new(&s);
-		char *out, *row = NULL, *once;
-		int done = 0;
-
-		if (!state_problem_can_run(whole, backend)) {
-			state_problem_free(whole);
-			continue;
-		}
-		out = state_problem_check(whole, backend);
-		once = state_problem_row(whole, 0);
-		for (int c = 0; c < COUNT(cuts); c++) {
-			struct state_problem *p = cut(whole, done, cuts[c], row);
-			char *got;
-
-			ck_assert(state_problem_can_run(p, backend));
-			got = state_problem_run(p, backend);
-			ck_assert_mem_eq(got, out + done * p->out_stride * 2,
-					 (size_t)(cuts[c] * p->out_stride * 2));
-			free(got);
-			free(row);
-			row = state_problem_row(p, 0);
-			done += cuts[c];
-			state_problem_free(p);
-		}
-		expect_rows_equal(whole, once, row);
-		free(once);
-		free(out);
-		free(row);
-		state_problem_free(whole);
-	}
-}
-END_TEST
-
-/* The step form and the chunk form: as many calls as there are tokens, and one. */
-START_TEST(a_call_of_many_tokens_equals_as_many_calls_of_one)
-{
-	struct state_spec s = state_spec_default(PROBLEM_DELTA);
-	const int n = 90;
-
-	s.heads_k = 1;
-	s.n_rows = 2;
-	s.tolerance = 8e-3;
-	state_spec_add(&s, n, 0, 0, 0);
-	for (int i = 0; state_problem_backends()[i]; i++) {
-		struct state_problem *whole = state_problem_new(&s);
-		char *out, *once, *row = NULL;
-		double error = 0, norm = 0;
-
-		if (!state_problem_can_run(whole, state_problem_backends()[i])) {
-			state_problem_free(whole);
-			continue;
-		}
-		out = state_problem_run(whole, state_problem_backends()[i]);
-		once = state_problem_row(whole, 0);
-		for (int t = 0; t < n; t++) {
-			struct state_problem *p = cut(whole, t, 1, row);
-			char *got = state_problem_run(p, NULL);
-
-			for (int64_t e = 0; e < p->out_width; e++) {
-				double right = number_get(out + t * p->out_stride * 2, e, KV_BF16);
-				double d = number_get(got, e, KV_BF16) - right;
-
-				error += d * d;
-				norm += right * right;
-			}
-			free(got);
-			free(row);
-			row = state_problem_row(p, 0);
-			state_problem_free(p);
-		}
-		expect(error < 1e-4 * norm, "out: %g of %g", error, norm);
-		error = norm = 0;
-		for (int64_t e = 0; e < whole->row_bytes / 4; e++) {
-			double right = number_get(once, e, KV_F32);
-			double d = number_get(row, e, KV_F32) - right;
-
-			error += d * d;
-			norm += right * right;
-		}
-		expect(error < 1e-4 * norm, "state: %g of %g", error, norm);
-		free(out);
-		free(once);
-		free(row);
-		state_problem_free(whole);
-	}
-}
-END_TEST
-
 /* The flat layout: state and convolution lie in a block behind K and V; and pools of rows alone. */
 START_TEST(rows_in_flat_blocks_and_rows_in_pools_of_their_own_give_the_same_bits)
 {
@@ -715,14 +582,12 @@ static void add_tests(TCase *tcase)
 	tcase_add_loop_test(tcase, every_head_shape_agrees_with_the_answer, 0, COUNT(shapes));
 	tcase_add_loop_test(tcase, a_ragged_batch_of_chunks_agrees_with_the_answer, 0, 6);
 	tcase_add_loop_test(tcase, a_big_batch_of_all_kinds_of_lanes_agrees_with_the_answer, 0, 5);
-	tcase_add_test(tcase, a_call_of_many_tokens_equals_as_many_calls_of_one);
 	tcase_add_loop_test(
 		tcase, rows_in_flat_blocks_and_rows_in_pools_of_their_own_give_the_same_bits, 0, 2);
 	tcase_add_loop_test(tcase, padded_lanes_change_nothing_and_put_out_zero, 0, 2);
 	tcase_add_test(tcase, a_hundred_padded_steps_leave_parked_rows_alone);
 	tcase_add_loop_test(tcase, a_first_chunk_starts_from_zero_even_in_a_used_row, 0, 2);
 	tcase_add_loop_test(tcase, checkpoints_stand_at_block_ends, 0, 4);
-	tcase_add_test(tcase, a_prompt_cut_at_multiples_of_64_has_the_bits_of_one_call);
 	tcase_add_loop_test(tcase, a_verification_is_rolled_back_by_naming_an_earlier_state, 0, 2);
 	tcase_add_test(tcase, going_on_from_a_checkpoint_equals_a_run_that_ended_there);
 	tcase_add_test(tcase, states_are_found_in_their_own_unit);
