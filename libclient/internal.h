@@ -114,6 +114,7 @@ int kv_options_copy(void *to, size_t size, const void *options);
 #define KV_REF_CACHED 0x01000000u    /* in the index, our holder bit is set */
 #define KV_REF_SUBMITTED 0x02000000u /* publishing was asked for; the answer isn't known yet */
 #define KV_REF_GIVEN 0x04000000u     /* a give of a submitted block is in the ring (count 0) */
+#define KV_REF_POSTED 0x10000000u    /* with AGAIN: that stands in the ring, before gives[id] */
 #define KV_REF_AGAIN 0x08000000u     /* published once more: what is said of it goes through the ring, behind that */
 
 struct kv_pool {
@@ -210,6 +211,9 @@ void kv_block_release(struct kv_pool *pool, kv_block_id id); /* one reference le
 
 /* kv_block_pin_twin() - hold a cached block known by its serial; true: one reference more */
 bool kv_block_pin_twin(struct kv_pool *pool, kv_block_id id, uint64_t serial);
+/* kv_again_posted(), kv_again_is_pending() - it was published once more; hasn't the daemon come to that? */
+void kv_again_posted(struct kv_pool *pool, kv_block_id id);
+bool kv_again_is_pending(struct kv_pool *pool, kv_block_id id);
 /* kv_give_is_pending() - may our bit still be cleared by a give that is on its way? */
 bool kv_give_is_pending(struct kv_pool *pool, kv_block_id id);
 /* kv_block_is_cached() - has a block that is held been published by now? */

@@ -25,8 +25,11 @@ struct kv_later {
 static void happen(struct kv_pool *pool, const struct kv_op *ops, uint32_t n_ops,
 		   const kv_block_id *ids, uint32_t n_ids)
 {
-	for (uint32_t i = 0; i < n_ops; i++)
+	for (uint32_t i = 0; i < n_ops; i++) {
 		kv_ops_post(pool, &ops[i]);
+		if (ops[i].flags & KV_OP_AGAIN)
+			kv_again_posted(pool, ops[i].id);
+	}
 	for (uint32_t i = 0; i < n_ids; i++)
 		kv_block_release(pool, ids[i]);
 	kv_ops_kick(pool);

@@ -438,6 +438,29 @@ void kv_block_release(struct kv_pool *pool, kv_block_id id)
 	}
 }
 
+void kv_again_posted(struct kv_pool *pool, kv_block_id id)
+{
+	/* Who has let go of it meanwhile has said so: in the ring that comes behind this. */
+	if (!(pool->refs[id] & KV_REF_AGAIN))
+		return;
+	pool->refs[id] |= KV_REF_POSTED;
+	pool->gives[id] = kv_ops_end(pool);
+}
+
+bool kv_again_is_pending(struct kv_pool *pool, kv_block_id id)
+{
+	uint32_t r = pool->refs[id];
+
+	if (!(r & KV_REF_AGAIN))
+		return false;
+	/* Pairs with the release in the daemon's drain, as in kv_give_is_pending(). */
+	if (!(r & KV_REF_POSTED) ||
+	    (int32_t)(kv_load_acquire(&pool->session->ops.tail) - pool->gives[id]) < 0)
+		return true;
+	pool->refs[id] = r & ~(KV_REF_AGAIN | KV_REF_POSTED);
+	return false;
+}
+
 bool kv_give_is_pending(struct kv_pool *pool, kv_block_id id)
 {
 	if (!(pool->refs[id] & KV_REF_GIVEN))

@@ -7,10 +7,20 @@
 #include "include/internal/killpoint.h"
 #include "libclient/internal.h"
 
+static bool waits_for_an_answer(const struct kv_seq *seq)
+{
+	for (size_t i = seq->n_settled; i < seq->n_submitted; i++) {
+		if (kv_again_is_pending(seq->pool, seq->table[i]))
+			return true;
+	}
+	return false;
+}
+
 /*
  * The daemon's answers to what was published: cached, or there is a twin to change over to. Where that was
  * evicted meanwhile the own block takes its place: it, and what was refused for want of it, is
- * published once more, and only once.
+ * published once more. That may find another twin, which is evicted in its turn: then again, but never
+ * before the daemon has answered.
  */
 static int settle(struct kv_seq *seq, void *stream)
 {
@@ -44,7 +54,8 @@ static int settle(struct kv_seq *seq, void *stream)
 		seq->table[seq->n_settled] = twin;
 		KV_KILLPOINT(client_twin_exchanged);
 	}
-	seq->n_submitted = seq->n_settled;
+	if (!waits_for_an_answer(seq))
+		seq->n_submitted = seq->n_settled;
 	return 0;
 }
 
@@ -100,7 +111,7 @@ KV_PUBLIC int kv_seq_publish(struct kv_seq *seq, void *stream)
 		uint32_t *ref = &pool->refs[seq->table[i]];
 		bool again = i < asked;
 
-		if (seq->table[i] == pool->head.null_block || (again && *ref & (KV_REF_CACHED | KV_REF_AGAIN)))
+		if (seq->table[i] == pool->head.null_block || (again && *ref & KV_REF_CACHED))
 			continue;
 		prepare(seq, i, &ops[n]);
 		ops[n].stamp = now + (end - i);

@@ -468,6 +468,40 @@ START_TEST(a_twin_whose_original_is_evicted_before_the_exchange_is_shown_itself)
 }
 END_TEST
 
+/* Each time it is shown anew another had the same, and was evicted before the exchange. */
+START_TEST(a_twin_whose_originals_are_evicted_one_after_the_other_is_shown_in_the_end)
+{
+	struct kv_seq *two;
+	kv_block_id ids[64];
+
+	must(kv_seq_new(other, &two));
+	must(kv_seq_reserve(two, 48, TIMEOUT));
+	must(kv_seq_append(two, tokens_of(1, 48), 48));
+	for (int round = 0; round < 4; round++) {
+		uint32_t n;
+
+		kv_seq_free(seq_published(client, pool, 1, 48), NULL);
+		must(kv_seq_publish(two, NULL));
+		must(kv_ping(client, TIMEOUT));
+		n = n_free(pool);
+		must(kv_blocks_take(pool, n, ids, TIMEOUT));
+		ck_assert_uint_eq(pool_stats(client, "pool").blocks_cached, 0);
+		must(kv_blocks_give(pool, n, ids));
+		must(kv_ping(client, TIMEOUT));
+	}
+	for (int i = 0; i < 2; i++) {
+		must(kv_seq_publish(two, NULL));
+		must(kv_ping(client, TIMEOUT));
+	}
+	ck_assert_uint_eq(pool_stats(client, "pool").blocks_cached, 3);
+	kv_seq_free(two, NULL);
+	must(kv_ping(client, TIMEOUT));
+	ck_assert_uint_eq(hit_of(pool, 1, 49), 48);
+	ck_assert_uint_eq(pool_stats(client, "pool").blocks_cached_held, 0);
+	ck_assert_uint_eq(n_free(pool), 64);
+}
+END_TEST
+
 START_TEST(a_twin_that_was_never_exchanged_goes_back_at_the_end)
 {
 	struct kv_seq *one, *two;
@@ -654,6 +688,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, publishing_again_publishes_nothing_again);
 	tcase_add_loop_test(tcase, a_twin_of_what_is_cached_is_exchanged_for_it, 0, 2);
 	tcase_add_loop_test(tcase, a_twin_whose_original_is_evicted_before_the_exchange_is_shown_itself, 0, 2);
+	tcase_add_test(tcase, a_twin_whose_originals_are_evicted_one_after_the_other_is_shown_in_the_end);
 	tcase_add_test(tcase, a_twin_that_was_never_exchanged_goes_back_at_the_end);
 	tcase_add_test(tcase, sequences_freed_right_after_publishing_stay_cached);
 	tcase_add_test(tcase, an_evicted_prefix_is_forgotten_and_its_blocks_serve_another);
