@@ -106,19 +106,21 @@ void kv_books_remember(struct kv_books *b, int32_t id)
 
 int kv_books_touch(struct kv_books *b, int32_t id, uint32_t n)
 {
+	int seen = 0;
+
 	if (id < 0 || (uint32_t)id >= b->head->id_limit)
 		return -EINVAL;
 	if (n > b->books[id].depth)
 		n = b->books[id].depth + 1;
 	b->now += n;
 	/* Who found them may have let go since, and they may be gone or others by now. */
-	for (; n && id >= 0 && b->books[id].state == KV_BLOCK_CACHED; n--) {
+	for (; n && id >= 0 && b->books[id].state == KV_BLOCK_CACHED; n--, seen++) {
 		use(b, id, kv_books_class(b, id), b->books[id].last);
 		b->books[id].last = b->now;
 		id = b->books[id].parent;
 	}
 	kv_books_census(b);
-	return 0;
+	return seen;
 }
 
 void kv_books_enlist(struct kv_books *b, int32_t id)

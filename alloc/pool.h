@@ -201,7 +201,7 @@ int kv_books_publish(struct kv_books *b, uint32_t slot, const struct kv_op *op);
  */
 int64_t kv_books_new_epoch(struct kv_books *b);
 
-/* kv_books_touch() - a lookup found @n blocks of a chain, the last of them @id. 0; -EINVAL */
+/* kv_books_touch() - a lookup found @n blocks of a chain, the last of them @id. So many there are still; -EINVAL */
 int kv_books_touch(struct kv_books *b, int32_t id, uint32_t n);
 
 /**

@@ -377,7 +377,9 @@ static void walk_say(void)
 	uint32_t n = below(4) ? below(5) : (uint32_t)random_next(&r);
 
 	if (below(2)) {
-		expect(kv_books_touch(&p.books, id, n) == (id < 0 || id >= N_IDS ? -EINVAL : 0),
+		int seen = kv_books_touch(&p.books, id, n);
+
+		expect(id < 0 || id >= N_IDS ? seen == -EINVAL : seen >= 0 && (uint32_t)seen <= n,
 		       "step %d: touch of %d", step, id);
 	} else if (id >= 0 && id < N_IDS) {
 		p.books.descriptors[id].stamp = below(2) ? random_next(&r) : below(100);
