@@ -74,14 +74,16 @@ done
 
 say "an engine outside of the tree, by pkg-config alone"
 mkdir "$dir/engine"
-cp "$(at /examples/share.c)" "$dir/engine"
+cp "$(dirname "$(at /examples/share.c)")"/*.[ch] "$dir/engine"
 pc=$(at /pkgconfig/kvclient.pc)
 export PKG_CONFIG_LIBDIR=${pc%/*} PKG_CONFIG_SYSROOT_DIR=$root PKG_CONFIG_PATH=
 [ "$(pkg-config --modversion kvclient)" = "$("$kvctl" --version | cut -d ' ' -f 2)" ] ||
 	fail "kvclient.pc and kvctl are of different versions"
 read -ra flags < <(pkg-config --cflags --libs kvclient)
-say "cc share.c ${flags[*]}"
-expect 0 cc -Wall -Wextra -Werror "$dir/engine/share.c" "${flags[@]}" -lm -o "$dir/engine/share"
+for name in share hand_over sample_many shared_prompt two_models; do
+	say "cc $name.c ${flags[*]}"
+	expect 0 cc -Wall -Wextra -Werror "$dir/engine/$name.c" "${flags[@]}" -lm -o "$dir/engine/$name"
+done
 libdir=$(dirname "$(at /libkvclient.so.0)")
 export LD_LIBRARY_PATH=$libdir
 
@@ -99,6 +101,9 @@ expect_out '^0 of 115 tokens were cached'
 expect 0 "$dir/engine/share" "$system What is an arena?"
 expect_out '^96 of 116 tokens were cached'
 expect_out '^without a cache it writes the same$'
+for name in hand_over sample_many shared_prompt two_models; do
+	expect 0 "$dir/engine/$name"
+done
 expect 0 "$(at /bin/kvengine)" --socket "$socket" --model tiny --prompt "Once upon a time" -n 8 --device host
 expect 0 "$kvctl" check
 daemon_stop
