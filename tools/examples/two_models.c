@@ -93,23 +93,28 @@ static void look_on(void)
 
 int main(void)
 {
-	int ready[2], go[2], failed = 0;
+	int go[2], failed = 0;
 	pid_t pids[2];
-	char c;
 
-	if (pipe(ready) || pipe(go))
+	if (pipe(go))
 		err(1, "pipe");
 	for (int i = 0; i < 2; i++) {
+		int ready[2];
+		char c;
+
+		if (pipe(ready))
+			err(1, "pipe");
 		pids[i] = fork(); /* before anything is connected */
 		if (!pids[i]) {
 			close(ready[0]);
 			close(go[1]);
 			return engine(&models[i], ready[1], go[0]);
 		}
+		close(ready[1]);
+		failed |= read(ready[0], &c, 1) != 1;
+		close(ready[0]);
 	}
-	close(ready[1]);
-	close(go[0]);
-	if (read(ready[0], &c, 1) == 1 && read(ready[0], &c, 1) == 1)
+	if (!failed)
 		look_on();
 	close(go[1]);
 	for (int i = 0; i < 2; i++) {
