@@ -179,6 +179,20 @@ static void verify(struct engine *e, const struct work *work, size_t len)
 	count(verified_marks, n_marks);
 }
 
+/*
+ * What is copied has its writer's marks, wherever it lies: and the block it comes to may be one that was this
+ * sequence's before, at this place, given back for the twin that is copied now.
+ */
+static void forget_copied(struct work *work, const struct kv_batch_data *d, size_t len)
+{
+	for (uint32_t c = 0; c < d->n_copies; c++) {
+		for (size_t i = 0; i < len; i++) {
+			if (work->at[i] == d->copies[2 * c + 1])
+				work->at[i] = -1;
+		}
+	}
+}
+
 /* The last @n tokens, as a step of an engine does it: copies first, then their bytes. */
 static void compute(struct engine *e, struct work *work, uint32_t n)
 {
@@ -190,6 +204,7 @@ static void compute(struct engine *e, struct work *work, uint32_t n)
 
 	must(kv_batch_build(e->batch, &item, 1, 0, 0));
 	must(kv_batch_copy(e->batch, soak_device_stream(e->device)));
+	forget_copied(work, d, len - n);
 	for (size_t i = 0; i < len - n; i++)
 		hash = mix(hash, kv_seq_tokens(work->seq)[i]);
 	for (uint32_t t = 0; t < n; t++) {
