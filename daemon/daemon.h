@@ -193,6 +193,7 @@ struct kv_session {
 	uint64_t n_set_aside, n_held, n_published_then;
 	int32_t *stack; /* in shm: idle leases */
 	int64_t granted_ns; /* its last LEASE was answered */
+	uint64_t answered; /* record->granted after that: whether it has looked at the answer */
 	/* Pressure: it holds more than its share while others wait. */
 	bool recalling; /* in kv_recall() */
 	uint32_t pressure_target; /* what it may keep */
@@ -270,6 +271,7 @@ void kv_session_set_aside(struct kv_session *session); /* what it leases becomes
 void kv_session_drop(struct kv_session *session); /* hung up on: what it leases is set aside */
 /* Posts ids in the ring; the answer to a LEASE is sent by the caller. */
 void kv_session_post(struct kv_session *session, uint32_t n);
+void kv_session_answer(struct kv_session *session, uint32_t n); /* likewise, for a LEASE */
 uint32_t kv_session_posted(const struct kv_session *session); /* ids that its client has yet to take */
 
 /* wish.c: pools that are made before the first client comes */

@@ -170,8 +170,7 @@ static void answer(struct kv_session *session, int r)
 		extra = extra < session->want_extra ? extra : session->want_extra;
 		reply.n = kv_user_blocks(session, session->want_n + extra);
 		pool->daemon->queue_time = session->want_tag_time;
-		session->granted_ns = kv_now();
-		kv_session_post(session, reply.n);
+		kv_session_answer(session, reply.n);
 	} else {
 		reply.answer = r == KV_TOO_LARGE ? r : KV_NO_ROOM;
 		pool->n_no_room++;

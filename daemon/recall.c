@@ -19,6 +19,8 @@
 
 /* Who was granted blocks so lately may be on the way to take them, and would have to ask again. */
 #define GRANT_GRACE (2 * KV_MSEC)
+/* Who waited for them sleeps until it is woken: on a busy machine for long, and it was before those who ask now. */
+#define ANSWER_GRACE KV_SEC
 /* How long a session has to answer a notice, and how often notices are worked out. */
 #define PRESSURE_WAIT  KV_SEC
 #define PRESSURE_PAUSE (20 * KV_MSEC)
@@ -38,6 +40,9 @@ static bool may_recall(struct kv_session *s, int64_t now)
 	int64_t from = s->granted_ns + GRANT_GRACE;
 
 	if (s->peer->fd < 0 || !kv_idle(s))
+		return false;
+	if (!over && s->record->granted - kv_session_posted(s) < s->answered &&
+	    now < s->granted_ns + ANSWER_GRACE)
 		return false;
 	if (!over && now < from && (d->recall_at < now || from < d->recall_at))
 		d->recall_at = from;

@@ -520,6 +520,13 @@ void kv_session_post(struct kv_session *s, uint32_t n)
 	kv_books_save_counts(&s->pool->books);
 }
 
+void kv_session_answer(struct kv_session *s, uint32_t n)
+{
+	s->granted_ns = kv_now();
+	kv_session_post(s, n);
+	s->answered = s->record->granted;
+}
+
 uint32_t kv_session_posted(const struct kv_session *s)
 {
 	int64_t room = grants_room(s);
@@ -577,8 +584,7 @@ void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *ms
 
 		reply.n += extra < left ? extra : left;
 		reply.n = kv_user_blocks(s, reply.n);
-		s->granted_ns = now;
-		kv_session_post(s, reply.n);
+		kv_session_answer(s, reply.n);
 	} else if (r != KV_TOO_LARGE && !kv_pressure_refuses(s) &&
 		   (msg->timeout_ns > 0 || r == -EAGAIN)) {
 		s->want_n = msg->n;

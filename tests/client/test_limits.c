@@ -416,8 +416,7 @@ START_TEST(a_large_request_is_not_starved_by_small_ones_and_nothing_passes_those
 	must(kv_blocks_give(pool, 400, ids + 500));
 	must(kv_ping(client, TIMEOUT));
 	process_hear(large);
-	/* What either was granted and didn't take for long went to the other, and it asks again. */
-	wait_until(pool_stats(client, "pool").waiting == 1);
+	ck_assert_uint_eq(pool_stats(client, "pool").waiting, 1);
 	must(kv_blocks_give(pool, 50, ids + 900));
 	must(kv_ping(client, TIMEOUT));
 	process_hear(small);
@@ -426,6 +425,63 @@ START_TEST(a_large_request_is_not_starved_by_small_ones_and_nothing_passes_those
 	process_end(large);
 	process_end(small);
 	books_balance(client);
+	kv_pool_close(pool);
+}
+END_TEST
+
+/* Seen as: the large one got NO_ROOM at its deadline, the small one, which came later, was served. */
+START_TEST(what_was_granted_to_who_waited_is_not_called_back_before_it_wakes)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 1000);
+	struct process *large, *small;
+
+	must(kv_blocks_take(pool, 1000, ids, TIMEOUT));
+	large = process_start(waits_for, (void *)(intptr_t)900);
+	process_hear(large);
+	wait_until(pool_stats(client, "pool").waiting == 1);
+	small = process_start(waits_for, (void *)(intptr_t)50);
+	process_hear(small);
+	wait_until(pool_stats(client, "pool").waiting == 2);
+	kill(large->pid, SIGSTOP);
+	must(kv_blocks_give(pool, 900, ids));
+	must(kv_ping(client, TIMEOUT));
+	wait_until(pool_stats(client, "pool").waiting == 1);
+	sleep_ms(100);
+	expect(pool_stats(client, "pool").waiting == 1, "the small one got what the large one had been granted");
+	kill(large->pid, SIGCONT);
+	process_hear(large);
+	must(kv_blocks_give(pool, 50, ids + 900));
+	must(kv_ping(client, TIMEOUT));
+	process_hear(small);
+	process_go(large);
+	process_go(small);
+	process_end(large);
+	process_end(small);
+	kv_pool_close(pool);
+}
+END_TEST
+
+/* But who stands still keeps nobody waiting for long. */
+START_TEST(what_was_granted_to_a_stopped_client_is_called_back_in_the_end)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 1000);
+	struct process *stopped, *other;
+
+	must(kv_blocks_take(pool, 1000, ids, TIMEOUT));
+	stopped = process_start(waits_for, (void *)(intptr_t)900);
+	process_hear(stopped);
+	wait_until(pool_stats(client, "pool").waiting == 1);
+	kill(stopped->pid, SIGSTOP);
+	must(kv_blocks_give(pool, 900, ids));
+	other = process_start(waits_for, (void *)(intptr_t)50);
+	process_hear(other);
+	process_hear(other);
+	process_go(other);
+	process_end(other);
+	kill(stopped->pid, SIGCONT);
+	process_hear(stopped);
+	process_go(stopped);
+	process_end(stopped);
 	kv_pool_close(pool);
 }
 END_TEST
@@ -674,6 +730,8 @@ static Suite *suite(void)
 	tcase_add_test(
 		tcase,
 		a_large_request_is_not_starved_by_small_ones_and_nothing_passes_those_who_wait);
+	tcase_add_test(tcase, what_was_granted_to_who_waited_is_not_called_back_before_it_wakes);
+	tcase_add_test(tcase, what_was_granted_to_a_stopped_client_is_called_back_in_the_end);
 	tcase_add_test(tcase, who_waits_is_served_when_a_cached_block_is_let_go);
 	tcase_add_loop_test(
 		tcase,
