@@ -16,6 +16,7 @@
 #include "include/internal/cleanup.h"
 #include "tools/engine/error.h"
 #include "tools/engine/options.h"
+#include "tools/engine/pools.h"
 #include "tools/engine/scheduler.h"
 #include "tools/engine/tiny.h"
 
@@ -27,9 +28,8 @@ struct engine {
 	struct kv_tokenizer *tokenizer;
 	struct kv_model_shape shape;
 	struct kv_dense *dense;
-	struct kv_pool *pool;
+	struct kv_engine_pools pools;
 	char pool_name[KV_NAME_MAX];
-	struct kv_view *views; /* [2 * n_layers] */
 	struct kv_model *model;
 	struct kv_scheduler *scheduler;
 	struct kv_request *requests; /* one for each prompt */
@@ -38,11 +38,6 @@ struct engine {
 	size_t i_shown;		     /* the prompt whose text is being written */
 	size_t n_shown;		     /* of its tokens, those that are written */
 };
-
-static int lib_error(int r, const char *what)
-{
-	return kv_engine_error(r, "%s: %s", what, kv_error_text());
-}
 
 static int load_file(struct engine *e)
 {
@@ -151,55 +146,12 @@ static int name_pool(struct engine *e, const char *model, const char *digest)
 	return 0;
 }
 
-/* What the file says of its layers, planned for all of the device: K and V of each layer in turn.
- */
-static int plan_pool(const struct engine *e, struct kv_plan **ret_plan)
+static int open_pools(struct engine *e)
 {
 	const struct kv_engine_options *o = &e->options;
-	uint32_t type = o->kv_dtype == KV_F32	? KV_KV_F32
-			: o->kv_dtype == KV_F16 ? KV_KV_F16
-						: KV_KV_BF16;
-	KV_OPTIONS(kv_plan_options, planning, .budget_bytes = e->gpu->arena_bytes,
-		   .block_tokens = o->block_tokens, .kv_type = type, .layout = KV_PLAN_FLAT);
-	struct kv_arch *arch;
-	const void *bytes;
-	size_t size;
-	int r;
-
-	bytes = kv_gguf_bytes(e->file, &size);
-	r = kv_arch_parse_gguf(bytes, size, o->model, &arch);
-	if (r < 0)
-		return lib_error(r, "kv_arch_parse_gguf");
-	r = kv_plan_arch(arch, NULL, &planning, ret_plan);
-	kv_arch_free(arch);
-	return r < 0 ? lib_error(r, "kv_plan_arch") : 0;
-}
-
-static void free_plan(struct kv_plan **plan)
-{
-	kv_plan_free(*plan);
-}
-
-static int open_pool(struct engine *e)
-{
-	const struct kv_engine_options *o = &e->options;
-	kv_cleanup(free_plan) struct kv_plan *plan = NULL;
-	uint32_t n = 2 * e->shape.n_layers;
 	char digest[KV_GGUF_DIGEST_BYTES], model[KV_NAME_MAX];
 	struct kv_text name = {"model", 5};
 	int r;
-
-	r = plan_pool(e, &plan);
-	if (r < 0)
-		return r;
-	if (plan->n_pools != 1 || plan->n_components != n)
-		return kv_engine_error(-ENOTSUP,
-				       "model: its plan has %u pools with %u components, not one "
-				       "with K and V of %u layers",
-				       plan->n_pools, plan->n_components, e->shape.n_layers);
-	e->views = calloc(n, sizeof(*e->views));
-	if (!e->views)
-		return kv_engine_error(-ENOMEM, "no memory for %u components", n);
 
 	kv_gguf_text(e->file, "general.name", &name); /* "model" stays where there is none */
 	snprintf(model, sizeof(model), "%.*s", (int)(name.len < 63 ? name.len : 63), name.at);
@@ -207,36 +159,45 @@ static int open_pool(struct engine *e)
 	r = name_pool(e, model, digest);
 	if (r < 0)
 		return r;
-	KV_OPTIONS(kv_pool_options, options, .name = e->pool_name, .model = model,
-		   .revision = digest, .name_space = o->no_share ? e->pool_name : NULL,
-		   .plan = plan, .gpu_mask = 1u << o->gpu, .mapped = 1);
-	r = kv_pool_open(e->client, &options, &e->pool);
-	if (r < 0)
-		return lib_error(r, "kv_pool_open");
-
-	for (uint32_t i = 0; i < n; i++) {
-		r = kv_pool_view(e->pool, o->gpu, i, &e->views[i]);
-		if (r < 0)
-			return lib_error(r, "kv_pool_view");
-	}
-	return 0;
+	return kv_engine_pools_open(
+		&(struct kv_engine_pools_options){
+			.client = e->client,
+			.gpu = e->gpu,
+			.file = e->file,
+			.path = o->model,
+			.shape = &e->shape,
+			.name = e->pool_name,
+			.model = model,
+			.revision = digest,
+			.name_space = o->no_share ? e->pool_name : NULL,
+			.kv_dtype = o->kv_dtype,
+			.block_tokens = o->block_tokens,
+			.chunk = o->chunk,
+		},
+		&e->pools);
 }
 
 static int load_model(struct engine *e)
 {
 	const struct kv_engine_options *o = &e->options;
+	kv_block_id null_blocks[KV_MODEL_MAX_GROUPS];
 	struct kv_pool_info info;
 	int r;
 
 	r = kv_model_new(e->file, e->dense, o->chunk + o->max_batch, o->max_batch, e->max_blocks,
 			 &e->model);
+	if (!r)
+		r = kv_model_use_groups(e->model, e->pools.of_layer, e->pools.n_groups);
 	if (!r && !o->eager)
 		r = kv_model_use_graphs(e->model);
 	if (r < 0 || e->gpu->device == KV_DEVICE_HOST)
 		return r;
 
-	kv_pool_info(e->pool, &info);
-	return kv_model_warm_up(e->model, e->views, &info.null_block);
+	for (uint32_t g = 0; g < e->pools.n_groups; g++) {
+		kv_pool_info(e->pools.group_pools[g], &info);
+		null_blocks[g] = info.null_block;
+	}
+	return kv_model_warm_up(e->model, e->pools.views, null_blocks);
 }
 
 /* Texts come in the order of their prompts: that of the first unfinished one as it is generated. */
@@ -271,9 +232,7 @@ static int generate(struct engine *e)
 {
 	const struct kv_engine_options *o = &e->options;
 	struct kv_scheduler_options options = {
-		.pool = e->pool,
-		.client = e->client,
-		.views = e->views,
+		.pools = &e->pools,
 		.model = e->model,
 		.tokenizer = e->tokenizer,
 		.stream = e->dense->stream,
@@ -368,7 +327,7 @@ static int run(struct engine *e)
 					     : kv_dense_cuda(e->gpu->uuid, &e->dense);
 	if (r < 0)
 		return r;
-	r = open_pool(e);
+	r = open_pools(e);
 	if (r < 0)
 		return r;
 	r = load_model(e);
@@ -403,12 +362,7 @@ static void close_engine(struct engine *e)
 {
 	kv_scheduler_free(e->scheduler);
 	kv_model_free(e->model);
-	if (e->pool) {
-		kv_pool_close(e->pool);
-		/* Nobody else knows a private pool's name. */
-		if (e->options.no_share)
-			kv_pool_drop(e->client, e->pool_name, KV_SEC);
-	}
+	kv_engine_pools_close(&e->pools, e->options.no_share);
 	kv_dense_close(e->dense);
 	kv_tokenizer_free(e->tokenizer);
 	kv_gguf_free(e->file);
@@ -416,7 +370,6 @@ static void close_engine(struct engine *e)
 	for (size_t i = 0; e->requests && i < e->options.n_prompts; i++)
 		kv_tokens_deinit(&e->requests[i].tokens);
 	free(e->requests);
-	free(e->views);
 	free(e->logits);
 	kv_engine_options_deinit(&e->options);
 }

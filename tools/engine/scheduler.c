@@ -21,8 +21,8 @@
 
 struct kv_scheduler {
 	struct kv_scheduler_options options;
-	uint32_t block_tokens;
-	struct kv_batch *batch;
+	uint32_t block_tokens; /* hits and promises are multiples of it, in all groups */
+	struct kv_batch *batches[KV_MODEL_MAX_GROUPS]; /* of one step, with each group's blocks */
 	struct kv_request *waiting;
 	struct kv_request **running; /* [n_running of max_batch] oldest first */
 	uint32_t n_running;
@@ -53,15 +53,13 @@ int kv_scheduler_new(const struct kv_scheduler_options *options, struct kv_sched
 		   .max_blocks_per_seq = options->max_blocks);
 	struct kv_scheduler *s = calloc(1, sizeof(*s));
 	uint32_t n = options->max_batch;
-	struct kv_pool_info info;
 	int r;
 
 	if (!s)
 		return kv_engine_error(-ENOMEM, "no memory for the scheduler");
 
-	kv_pool_info(options->pool, &info);
 	s->options = *options;
-	s->block_tokens = info.block_tokens;
+	s->block_tokens = kv_groups_unit(options->pools->groups);
 	s->running = calloc(n, sizeof(*s->running));
 	s->items = calloc(n, sizeof(*s->items));
 	s->members = calloc(n, sizeof(*s->members));
@@ -71,10 +69,12 @@ int kv_scheduler_new(const struct kv_scheduler_options *options, struct kv_sched
 		kv_scheduler_free(s);
 		return kv_engine_error(-ENOMEM, "no memory for a batch of %u", n);
 	}
-	r = kv_batch_new(options->pool, &sizes, &s->batch);
-	if (r < 0) {
-		kv_scheduler_free(s);
-		return lib_error(r, "kv_batch_new");
+	for (uint32_t g = 0; g < options->pools->n_groups; g++) {
+		r = kv_batch_new(options->pools->group_pools[g], &sizes, &s->batches[g]);
+		if (r < 0) {
+			kv_scheduler_free(s);
+			return lib_error(r, "kv_batch_new");
+		}
 	}
 	*ret = s;
 	return 0;
@@ -82,7 +82,7 @@ int kv_scheduler_new(const struct kv_scheduler_options *options, struct kv_sched
 
 static void release(struct kv_scheduler *s, struct kv_request *request)
 {
-	request->seq = kv_seq_free(request->seq, s->options.stream);
+	request->seq = kv_gseq_free(request->seq, s->options.stream);
 }
 
 struct kv_scheduler *kv_scheduler_free(struct kv_scheduler *s)
@@ -92,7 +92,8 @@ struct kv_scheduler *kv_scheduler_free(struct kv_scheduler *s)
 
 	for (uint32_t i = 0; i < s->n_running; i++)
 		release(s, s->running[i]);
-	kv_batch_free(s->batch);
+	for (uint32_t g = 0; g < KV_MODEL_MAX_GROUPS; g++)
+		kv_batch_free(s->batches[g]);
 	free(s->running);
 	free(s->items);
 	free(s->members);
@@ -149,19 +150,19 @@ static void preempt(struct kv_scheduler *s, uint32_t i)
 /* Find what is cached from the sequence's length on; it grows by that. */
 static int look_up(struct kv_scheduler *s, struct kv_request *request)
 {
-	size_t before = kv_seq_len(request->seq), hit;
+	size_t before = kv_gseq_len(request->seq), hit;
 	int r;
 
 	if (!s->options.share)
 		return 0;
 
-	r = kv_seq_follow(request->seq, request->tokens.at, request->tokens.n, 0, &hit);
+	r = kv_gseq_follow(request->seq, request->tokens.at, request->tokens.n, 0, &hit);
 	if (r < 0)
-		return lib_error(r, "kv_seq_follow");
+		return lib_error(r, "kv_gseq_follow");
 
 	/* After a preemption it would mostly find its own work again. */
 	if (!request->n_preempted)
-		request->n_hit += kv_seq_len(request->seq) - before;
+		request->n_hit += kv_gseq_len(request->seq) - before;
 	return r;
 }
 
@@ -169,6 +170,9 @@ static int look_up(struct kv_scheduler *s, struct kv_request *request)
  * Room to ask for, in tokens. Who had to go would soon have to again, where others wait for every
  * block: each time it comes back with room for twice as many steps, at most for all that it has
  * left.
+ *
+ * Where layers slide, a prompt as a whole would take blocks for tokens that windows have left behind by its
+ * end: who comes for the first time begins with a chunk.
  */
 static size_t room_for(const struct kv_scheduler *s, const struct kv_request *request)
 {
@@ -176,7 +180,10 @@ static size_t room_for(const struct kv_scheduler *s, const struct kv_request *re
 		request->n_preempted < AHEAD_DOUBLINGS ? request->n_preempted : AHEAD_DOUBLINGS;
 	size_t ahead = n ? (size_t)(AHEAD_BLOCKS * s->block_tokens) << n : 0;
 	size_t n_ctx = kv_model_shape(s->options.model)->n_ctx, n_new, left, most;
+	size_t first = kv_gseq_len(request->seq) + s->options.chunk;
 
+	if (kv_model_shape(s->options.model)->window && !n && first < request->tokens.n)
+		return first;
 	n_new = request->tokens.n - request->n_prompt;
 	left = request->max_new > n_new ? request->max_new - n_new : 0;
 	most = n_ctx > request->tokens.n ? n_ctx - request->tokens.n : 0;
@@ -190,9 +197,9 @@ static int try_admit(struct kv_scheduler *s, struct kv_request *request, bool lo
 	size_t n_hit = request->n_hit;
 	int r;
 
-	r = kv_seq_new(s->options.pool, &request->seq);
+	r = kv_gseq_new(s->options.pools->groups, &request->seq);
 	if (r < 0)
-		return lib_error(r, "kv_seq_new");
+		return lib_error(r, "kv_gseq_new");
 
 	r = look ? look_up(s, request) : 0;
 	if (r < 0) {
@@ -200,11 +207,11 @@ static int try_admit(struct kv_scheduler *s, struct kv_request *request, bool lo
 		return r;
 	}
 
-	r = kv_seq_reserve(request->seq, room_for(s, request), timeout);
+	r = kv_gseq_reserve(request->seq, room_for(s, request), timeout);
 	if (r == KV_TOO_LARGE && request->n_preempted)
-		r = kv_seq_reserve(request->seq, request->tokens.n, timeout);
+		r = kv_gseq_reserve(request->seq, request->tokens.n, timeout);
 	if (r < 0)
-		lib_error(r, "kv_seq_reserve");
+		lib_error(r, "kv_gseq_reserve");
 	if (r) {
 		release(s, request);
 		request->n_hit = n_hit;
@@ -277,9 +284,9 @@ static int make_room(struct kv_scheduler *s, uint32_t i, size_t n_tokens)
 	int r;
 
 	for (;;) {
-		r = kv_seq_reserve(request->seq, n_tokens, s->n_running > 1 ? 0 : SHORT_WAIT);
+		r = kv_gseq_reserve(request->seq, n_tokens, s->n_running > 1 ? 0 : SHORT_WAIT);
 		if (r < 0)
-			return lib_error(r, "kv_seq_reserve");
+			return lib_error(r, "kv_gseq_reserve");
 		if (!r)
 			return 0;
 		if (r == KV_TOO_LARGE) {
@@ -302,20 +309,20 @@ static int make_room(struct kv_scheduler *s, uint32_t i, size_t n_tokens)
  */
 static int look_ahead(struct kv_scheduler *s, struct kv_request *request)
 {
-	size_t len = kv_seq_len(request->seq), whole = request->tokens.n - request->tokens.n % s->block_tokens;
+	size_t len = kv_gseq_len(request->seq), whole = request->tokens.n - request->tokens.n % s->block_tokens;
 	size_t promised;
 	int r, answer;
 
 	if (!s->options.share || len % s->block_tokens)
 		return 0;
 	/* Where another engine's blocks were first, the library changes over to them here. */
-	r = kv_seq_publish(request->seq, s->options.stream);
+	r = kv_gseq_publish(request->seq, s->options.stream);
 	if (r < 0)
-		return lib_error(r, "kv_seq_publish");
+		return lib_error(r, "kv_gseq_publish");
 	answer = look_up(s, request);
 	if (answer < 0)
 		return answer;
-	if (kv_seq_len(request->seq) > len || answer != KV_PROMISED)
+	if (kv_gseq_len(request->seq) > len || answer != KV_PROMISED)
 		request->follow_until = 0;
 	if (answer == KV_PROMISED) {
 		if (!request->follow_until)
@@ -323,11 +330,11 @@ static int look_ahead(struct kv_scheduler *s, struct kv_request *request)
 		request->follows = now_ns() < request->follow_until;
 		return 0;
 	}
-	r = kv_seq_promise(request->seq, request->tokens.at, request->tokens.n, PROMISE_TIME, &promised);
+	r = kv_gseq_promise(request->seq, request->tokens.at, request->tokens.n, PROMISE_TIME, &promised);
 	if (r < 0)
-		return lib_error(r, "kv_seq_promise");
+		return lib_error(r, "kv_gseq_promise");
 	/* Another one may have been faster. */
-	request->follows = promised == kv_seq_len(request->seq) && promised < whole;
+	request->follows = promised == kv_gseq_len(request->seq) && promised < whole;
 	if (promised < whole)
 		request->n_ours = promised;
 	return 0;
@@ -337,7 +344,7 @@ static int look_ahead(struct kv_scheduler *s, struct kv_request *request)
 static uint32_t tokens_of_step(const struct kv_scheduler *s, const struct kv_request *request,
 			       uint32_t budget)
 {
-	size_t len = kv_seq_len(request->seq), pending = request->n_ours - len, end;
+	size_t len = kv_gseq_len(request->seq), pending = request->n_ours - len, end;
 
 	if (pending == 1)
 		return 1;
@@ -361,13 +368,13 @@ static int plan_step(struct kv_scheduler *s)
 		request->n_step = 0;
 		request->follows = false;
 		request->n_ours = request->tokens.n;
-		if (kv_seq_len(request->seq) + 1 < request->tokens.n) {
+		if (kv_gseq_len(request->seq) + 1 < request->tokens.n) {
 			r = look_ahead(s, request);
 			if (r < 0)
 				return r;
 		}
 
-		len = kv_seq_len(request->seq);
+		len = kv_gseq_len(request->seq);
 		if (!request->follows)
 			request->n_step = tokens_of_step(s, request, budget);
 		if (len + 1 < request->tokens.n)
@@ -380,32 +387,63 @@ static int plan_step(struct kv_scheduler *s)
 	return 0;
 }
 
-static int build_batch(struct kv_scheduler *s)
+/* Whose turn it is, with the tokens of this step appended */
+static int choose_members(struct kv_scheduler *s)
 {
 	int r;
 
 	s->n_items = 0;
 	for (uint32_t i = 0; i < s->n_running; i++) {
 		struct kv_request *request = s->running[i];
-		size_t len = kv_seq_len(request->seq);
+		size_t len = kv_gseq_len(request->seq);
 
 		if (!request->n_step)
 			continue; /* its turn comes later */
-		r = kv_seq_append(request->seq, request->tokens.at + len, request->n_step);
+		r = kv_gseq_append(request->seq, request->tokens.at + len, request->n_step);
 		if (r < 0)
-			return lib_error(r, "kv_seq_append");
-		s->items[s->n_items] =
-			(struct kv_batch_item){.seq = request->seq, .n_query = request->n_step};
+			return lib_error(r, "kv_gseq_append");
 		s->members[s->n_items++] = request;
 	}
-	if (!s->n_items)
-		return 0;
-	r = kv_batch_build(s->batch, s->items, s->n_items, 0, 0);
-	if (r < 0)
-		return lib_error(r, "kv_batch_build");
-	r = kv_batch_copy(s->batch, s->options.stream);
-	if (r < 0)
-		return lib_error(r, "kv_batch_copy");
+	return 0;
+}
+
+/* The step's arrays, with the blocks of each group */
+static int build_batches(struct kv_scheduler *s, struct kv_batch_data *ret)
+{
+	int r;
+
+	for (uint32_t g = 0; g < s->options.pools->n_groups; g++) {
+		for (uint32_t i = 0; i < s->n_items; i++)
+			s->items[i] = (struct kv_batch_item){
+				.seq = kv_gseq_seq(s->members[i]->seq, g),
+				.n_query = s->members[i]->n_step,
+			};
+		r = kv_batch_build(s->batches[g], s->items, s->n_items, 0, 0);
+		if (r < 0)
+			return lib_error(r, "kv_batch_build");
+		r = kv_batch_copy(s->batches[g], s->options.stream);
+		if (r < 0)
+			return lib_error(r, "kv_batch_copy");
+		ret[g] = *kv_batch_data(s->batches[g]);
+	}
+	return 0;
+}
+
+/* What a step computed is shown to others; of windows, what no later token sees goes. */
+static int finish_members(struct kv_scheduler *s)
+{
+	int r;
+
+	for (uint32_t i = 0; i < s->n_items; i++) {
+		struct kv_gseq *seq = s->members[i]->seq;
+
+		r = s->options.share ? kv_gseq_publish(seq, s->options.stream) : 0;
+		if (r < 0)
+			return lib_error(r, "kv_gseq_publish");
+		r = kv_gseq_done(seq, kv_gseq_len(seq), s->options.stream);
+		if (r < 0)
+			return lib_error(r, "kv_gseq_done");
+	}
 	return 0;
 }
 
@@ -446,34 +484,33 @@ static int run_step(struct kv_scheduler *s)
 {
 	uint32_t n_vocab = kv_model_shape(s->options.model)->n_vocab, n_rows = 0;
 	const struct timespec pause = {.tv_nsec = FOLLOW_PAUSE};
-	const struct kv_batch_data *data;
+	struct kv_batch_data data[KV_MODEL_MAX_GROUPS];
 	int r;
 
-	r = build_batch(s);
+	r = choose_members(s);
 	if (r < 0)
 		return r;
 	if (!s->n_items) {
 		nanosleep(&pause, NULL);
 		return 0;
 	}
-
-	data = kv_batch_data(s->batch);
-	for (uint32_t i = 0; i < s->n_items; i++)
-		if (kv_seq_len(s->items[i].seq) == s->members[i]->tokens.n)
-			s->rows[n_rows++] = data->query_start_loc[i + 1] - 1;
-	r = kv_model_step(s->options.model, data, s->options.views, s->rows, n_rows, s->logits);
+	r = build_batches(s, data);
 	if (r < 0)
 		return r;
 
-	for (uint32_t i = 0; s->options.share && i < s->n_items; i++) {
-		r = kv_seq_publish(s->items[i].seq, s->options.stream);
-		if (r < 0)
-			return lib_error(r, "kv_seq_publish");
-	}
+	for (uint32_t i = 0; i < s->n_items; i++)
+		if (kv_gseq_len(s->members[i]->seq) == s->members[i]->tokens.n)
+			s->rows[n_rows++] = data->query_start_loc[i + 1] - 1;
+	r = kv_model_step(s->options.model, data, s->options.pools->views, s->rows, n_rows, s->logits);
+	if (r < 0)
+		return r;
+	r = finish_members(s);
+	if (r < 0)
+		return r;
 
 	n_rows = 0;
 	for (uint32_t i = 0; i < s->n_items; i++) {
-		if (kv_seq_len(s->items[i].seq) != s->members[i]->tokens.n)
+		if (kv_gseq_len(s->members[i]->seq) != s->members[i]->tokens.n)
 			continue;
 		r = choose(s, s->members[i], s->logits + (size_t)n_rows++ * n_vocab);
 		if (r < 0)

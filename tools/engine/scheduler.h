@@ -11,7 +11,7 @@
  * blocks back and waits; what it had published stays cached for its return.
  *
  * Chunks end where blocks end, and between two of them the prompt is looked up again. Who is about to
- * compute its next blocks promises them (kv_seq_promise()); who finds them promised by another engine waits
+ * compute its next blocks promises them (kv_gseq_promise()); who finds them promised by another engine waits
  * for them in place of computing them too, and goes on by itself when nothing comes of it.
  *
  * Threads: one at a time.
@@ -22,6 +22,7 @@
 #include <kvcached/kvcached.h>
 
 #include "tools/engine/model.h"
+#include "tools/engine/pools.h"
 #include "tools/engine/sampler.h"
 #include "tools/engine/tokenizer.h"
 
@@ -46,7 +47,7 @@ struct kv_request {
 	char why[256];
 
 	/* The scheduler's. */
-	struct kv_seq *seq;
+	struct kv_gseq *seq;
 	uint32_t n_step;   /* tokens of the step that is being made */
 	bool follows;	      /* another engine computes what comes next */
 	int64_t follow_until; /* when that isn't waited for any longer; 0: it doesn't wait */
@@ -55,9 +56,7 @@ struct kv_request {
 };
 
 struct kv_scheduler_options {
-	struct kv_client *client;
-	struct kv_pool *pool; /* mapped */
-	const struct kv_view *views;
+	const struct kv_engine_pools *pools; /* mapped */
 	struct kv_model *model; /* made for chunk + max_batch tokens, max_batch sequences */
 	const struct kv_tokenizer *tokenizer;
 	void *stream;	     /* the model's */
