@@ -24,7 +24,7 @@
 #define MAX_FDS	 KV_WIRE_MAX_FDS
 #define SEALS	 (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
-enum { INDEX, BLOCKS, SESSION, ARENA };
+enum { INDEX, BLOCKS, SESSION, ARENA, GRANULE };
 
 /* How the file number @file is exchanged for another, or what else is said. */
 struct lie {
@@ -37,6 +37,8 @@ struct lie {
 		A_SOCKET,
 		OF_A_GPU, /* that no machine has: another UUID */
 		OLDER,	  /* the welcome of a daemon of another release */
+		ONE_MORE, /* granule is named than descriptors come */
+		NO_SUCH,  /* granule */
 	} how;
 	const char *words;
 };
@@ -59,6 +61,14 @@ static const struct lie lies[] = {
 	{ARENA, NOT_SEALED, "sealed against shrinking"},
 	{INDEX, OLDER, "shares pages of version 1, this libkvclient"},
 	{ARENA, OF_A_GPU, "GPU-33333333-3333-3333-3333-333333333333"},
+};
+
+/* kvcached --isolate */
+static const struct lie granule_lies[] = {
+	{GRANULE, ONE_MORE, "descriptors for"},
+	{GRANULE, NO_SUCH, "it named granule 4294967295, there are"},
+	{GRANULE, HALF, "bytes expected, this file has"},
+	{GRANULE, NOT_SEALED, "sealed against shrinking"},
 };
 
 static char false_socket[108];
@@ -108,7 +118,7 @@ static void spoil(const struct lie *lie, void *packet, int *fds, uint32_t n_fds)
 			((struct kv_msg_welcome *)packet)->shm_abi = 1;
 		return;
 	}
-	if (head->type == KV_MSG_POOL_OPENED && lie->file != ARENA && n_fds == 3)
+	if (head->type == KV_MSG_POOL_OPENED && lie->file < ARENA && n_fds == 3)
 		exchange(lie, &fds[lie->file], said[lie->file]);
 	if (head->type == KV_MSG_ARENA_PART && lie->how == OF_A_GPU) {
 		struct kv_arena_export *export = &((struct kv_msg_arena_part *)packet)->export;
@@ -119,6 +129,16 @@ static void spoil(const struct lie *lie, void *packet, int *fds, uint32_t n_fds)
 	}
 	if (head->type == KV_MSG_ARENA_PART && lie->file == ARENA && n_fds)
 		exchange(lie, &fds[0], NULL);
+	if (head->type == KV_MSG_GRANULES_PART && lie->file == GRANULE && n_fds) {
+		struct kv_msg_granules_part *part = packet;
+
+		if (lie->how == ONE_MORE)
+			part->n++;
+		else if (lie->how == NO_SUCH)
+			part->items[0].index = UINT32_MAX;
+		else
+			exchange(lie, &fds[0], NULL);
+	}
 }
 
 /* One packet; false: nothing more comes. */
@@ -154,6 +174,7 @@ static void stands_between(struct process *self, void *arg)
 	unsigned n = 1;
 
 	strcpy(address.sun_path, false_socket);
+	unlink(false_socket); /* of one that was killed */
 	if (bind(at[0].fd, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(at[0].fd, 8) < 0)
 		_exit(1);
 	process_say(self, 0);
@@ -179,11 +200,21 @@ static void stands_between(struct process *self, void *arg)
 
 static struct kv_client *client;
 
-static void start(void)
+static void start_with(const char *option)
 {
-	daemon_start("--host", "64M");
+	daemon_start("--host", "64M", option);
 	client = client_new();
 	snprintf(false_socket, sizeof(false_socket), "%s/false.sock", daemon_folder());
+}
+
+static void start(void)
+{
+	start_with(NULL);
+}
+
+static void start_isolated(void)
+{
+	start_with("--isolate");
 }
 
 static void stop(void)
@@ -218,13 +249,35 @@ static void is_refused(const struct lie *lie)
 	ck_assert_ptr_null(pool);
 	kv_disconnect(other);
 	process_kill(between);
-	ck_assert_int_eq(unlink(false_socket), 0);
 }
 
 START_TEST(pages_that_are_not_what_they_are_said_to_be_are_refused_and_raise_no_signal)
 {
 	is_refused(&lies[_i]);
 	wait_until(!daemon_stats(client).n_sessions);
+	books_balance(client);
+}
+END_TEST
+
+/* At the first call that maps them, be it the one that opens the pool. */
+START_TEST(granules_that_are_not_what_they_are_said_to_be_are_not_mapped)
+{
+	const struct lie *lie = &granule_lies[_i];
+	struct process *between = process_start(stands_between, (void *)(uintptr_t)lie);
+	struct kv_client *other = NULL;
+	struct kv_pool *pool = NULL;
+	kv_block_id id;
+	int r;
+
+	process_hear(between);
+	r = open_through(&other, &pool);
+	if (!r)
+		r = kv_blocks_take(pool, 1, &id, TIMEOUT);
+	expect(r == (lie->how == HALF || lie->how == NOT_SEALED ? -EINVAL : -EPROTO), "%d (%s)", r, kv_error_text());
+	expect(strstr(kv_error_text(), lie->words), "'%s' says nothing of '%s'", kv_error_text(), lie->words);
+	kv_pool_close(pool);
+	kv_disconnect(other);
+	process_kill(between);
 	books_balance(client);
 }
 END_TEST
@@ -251,7 +304,7 @@ END_TEST
 
 static Suite *suite(void)
 {
-	TCase *cases = tcase_create("false daemon");
+	TCase *cases = tcase_create("false daemon"), *isolated = tcase_create("granules");
 	Suite *s = suite_create("client/false_daemon");
 
 	tcase_set_timeout(cases, 60);
@@ -260,6 +313,12 @@ static Suite *suite(void)
 			    sizeof(lies) / sizeof(lies[0]));
 	tcase_add_test(cases, who_passes_everything_on_is_not_noticed);
 	suite_add_tcase(s, cases);
+	tcase_set_timeout(isolated, 60);
+	tcase_add_checked_fixture(isolated, start_isolated, stop);
+	tcase_add_loop_test(isolated, granules_that_are_not_what_they_are_said_to_be_are_not_mapped, 0,
+			    sizeof(granule_lies) / sizeof(granule_lies[0]));
+	tcase_add_test(isolated, who_passes_everything_on_is_not_noticed);
+	suite_add_tcase(s, isolated);
 	return s;
 }
 

@@ -35,6 +35,7 @@ static struct user {
 	struct kv_client *client;
 	struct kv_pool *pool;
 	struct kv_seq *seqs[N_SEQS];
+	uint32_t salts[N_SEQS]; /* 0: none */
 	kv_block_id taken[MAX_TAKEN];
 	uint32_t n_taken, mark;
 } users[N_CLIENTS];
@@ -144,6 +145,16 @@ static const int32_t *prompt(uint32_t number)
 	return tokens;
 }
 
+/* What stands in a block of a sequence that has these tokens, and this salt. */
+static uint32_t word_of(const struct user *u, const struct kv_seq *seq, size_t block)
+{
+	uint32_t salt = 0;
+
+	for (int i = 0; i < N_SEQS; i++)
+		salt = u->seqs[i] == seq ? u->salts[i] : salt;
+	return (uint32_t)kv_seq_tokens(seq)[(block + 1) * BLOCK_TOKENS - 1] ^ salt << 24;
+}
+
 /* The bytes of a block follow from what its tokens are: what is found must be what was written. */
 static void check_found(const struct user *u, const struct kv_seq *seq, size_t n)
 {
@@ -151,8 +162,7 @@ static void check_found(const struct user *u, const struct kv_seq *seq, size_t n
 
 	kv_seq_blocks(seq, &ids);
 	for (size_t i = 0; is_honest(u) && i < n / BLOCK_TOKENS; i++)
-		inside_must(*bytes_of(u, ids[i]) ==
-				    (uint32_t)kv_seq_tokens(seq)[(i + 1) * BLOCK_TOKENS - 1],
+		inside_must(*bytes_of(u, ids[i]) == word_of(u, seq, i),
 			    "block %zu of a prefix found has other bytes", i);
 }
 
@@ -163,7 +173,7 @@ static void compute(const struct user *u, const struct kv_seq *seq, size_t from)
 	kv_seq_blocks(seq, &ids);
 	for (size_t i = from / BLOCK_TOKENS; is_honest(u) && i < kv_seq_len(seq) / BLOCK_TOKENS;
 	     i++)
-		*bytes_of(u, ids[i]) = (uint32_t)kv_seq_tokens(seq)[(i + 1) * BLOCK_TOKENS - 1];
+		*bytes_of(u, ids[i]) = word_of(u, seq, i);
 }
 
 /* Grows a sequence along its prompt, if there is room. */
@@ -197,19 +207,33 @@ static void peek(struct user *u, const struct action *a)
 
 static void begin(struct user *u, struct kv_seq **seq, const struct action *a)
 {
+	uint32_t *salt = &u->salts[seq - u->seqs];
 	size_t n = a->b % MAX_LEN + 1, hit = 0;
 
+	*salt = a->a & BEGIN_SALT ? 1 + (a->a >> 8 & 3) : 0;
 	if (heard(u, kv_seq_new(u->pool, seq)))
 		return;
+	/* Rows beside its blocks. */
+	if (*salt && heard(u, kv_seq_field(*seq, KV_TAG_SALT, salt, sizeof(*salt))))
+		return;
+	if (a->a & BEGIN_PROMISE) {
+		heard(u, kv_seq_promise(*seq, prompt(a->a), n, KV_SEC, NULL));
+		/* Nobody else works while it would wait. */
+		if (!heard(u, kv_seq_follow(*seq, prompt(a->a), n, 0, &hit)))
+			check_found(u, *seq, hit);
+	}
 	if (!heard(u, kv_seq_lookup(*seq, prompt(a->a), n, &hit)))
 		check_found(u, *seq, hit);
 	grow(u, *seq, a->a, n, 0);
 }
 
-static void fork_seq(struct user *u, struct kv_seq *seq, struct kv_seq **other)
+static void fork_seq(struct user *u, struct kv_seq **from, struct kv_seq **other)
 {
+	struct kv_seq *seq = *from;
+
 	if (*other == seq)
 		return;
+	u->salts[other - u->seqs] = u->salts[from - u->seqs];
 	*other = kv_seq_free(*other, NULL);
 	heard(u, kv_seq_fork(seq, other));
 }
@@ -244,10 +268,15 @@ static void write_blocks(struct kv_pool *pool, const struct action *a)
 {
 	uint32_t id = a->b % 150 % pool->head.id_limit, field = a->a >> 1;
 
-	if (field % 10 == 8)
+	if (field % 12 == 10)
+		((uint64_t *)kv_shm_row(pool->blocks, &pool->head, (int32_t)id))[field / 12 % 16] =
+			value_of(a);
+	else if (field % 12 == 11)
+		kv_shm_promises(pool->blocks, &pool->head)[(a->b ^ field) % KV_PROMISES] = value_of(a);
+	else if (field % 12 == 8)
 		kv_shm_tokens(pool->blocks, &pool->head, (int32_t)id)[field % BLOCK_TOKENS] =
 			(int32_t)value_of(a);
-	else if (field % 10 == 9)
+	else if (field % 12 == 9)
 		((uint64_t *)pool->blocks)[field % 16] = value_of(a); /* struct kv_shm_blocks */
 	else
 		((uint64_t *)&pool->descriptors[id])[field % 8] = value_of(a);
@@ -359,7 +388,7 @@ static void act(struct user *u, const struct action *a)
 		break;
 	case ACT_FORK:
 		if (*seq)
-			fork_seq(u, *seq, &u->seqs[a->b % N_SEQS]);
+			fork_seq(u, seq, &u->seqs[a->b % N_SEQS]);
 		break;
 	case ACT_ROLLBACK:
 		if (*seq)

@@ -29,6 +29,10 @@ enum action_kind {
 
 #define PAGES_ISOLATE 0x80 /* in the first action's user: the daemon hands out granules */
 
+/* In a BEGIN's `a`. */
+#define BEGIN_SALT    0x8000 /* one of four, see bits 8 and 9 */
+#define BEGIN_PROMISE 0x4000
+
 struct action {
 	uint8_t kind; /* mod N_ACTIONS */
 	uint8_t user; /* mod PAGES_ISOLATE, mod N_CLIENTS */
