@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -169,6 +170,54 @@ START_TEST(the_library_brings_no_allocator_and_no_ring_along)
 }
 END_TEST
 
+/* Nothing of it lies where others write: memory has no name, the rest is the socket and what it was started with. */
+static void has_no_file_open(pid_t process)
+{
+	char path[300], target[512];
+	struct dirent *e;
+	DIR *dir;
+	int n = 0;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", process);
+	dir = opendir(path);
+	ck_assert_ptr_nonnull(dir);
+	while ((e = readdir(dir))) {
+		struct stat st, out;
+		ssize_t length;
+
+		snprintf(path, sizeof(path), "/proc/%d/fd/%s", process, e->d_name);
+		length = readlink(path, target, sizeof(target) - 1);
+		if (length <= 0)
+			continue;
+		target[length] = 0;
+		n++;
+		/* Without a name: memory, and what the test's framework leaves to its children. */
+		if (stat(path, &st) < 0 || !S_ISREG(st.st_mode) || !st.st_nlink)
+			continue;
+		snprintf(path, sizeof(path), "/proc/%d/fd/2", process);
+		if (!stat(path, &out) && out.st_dev == st.st_dev && out.st_ino == st.st_ino)
+			continue; /* its own words: the test's */
+		snprintf(path, sizeof(path), "/proc/%d/exe", process);
+		expect(!stat(path, &out) && out.st_dev == st.st_dev && out.st_ino == st.st_ino,
+		       "%s is open", target);
+	}
+	closedir(dir);
+	ck_assert_int_gt(n, 3);
+}
+
+START_TEST(the_daemon_takes_no_rights_along_and_keeps_no_file_anywhere)
+{
+	struct stat st;
+
+	must(stat(getenv("KVCACHED_BIN"), &st));
+	ck_assert_uint_eq(st.st_mode & (S_ISUID | S_ISGID), 0);
+	daemon_fds(); /* when it has come to rest: a mover that starts loads its libraries */
+	has_no_file_open(daemon_pid());
+	has_no_file_open(daemon_worker());
+	has_no_file_open((pid_t)gpu_stats(client).mover_pid);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("client/symptoms");
@@ -180,6 +229,7 @@ int main(void)
 	tcase_add_test(symptoms, a_wall_clock_that_jumps_changes_no_deadline);
 	tcase_add_test(symptoms, a_budget_does_not_depend_on_who_runs_beside_or_has_just_ended);
 	tcase_add_test(symptoms, the_library_brings_no_allocator_and_no_ring_along);
+	tcase_add_test(symptoms, the_daemon_takes_no_rights_along_and_keeps_no_file_anywhere);
 	suite_add_tcase(suite, symptoms);
 	return daemon_run_tests(suite);
 }
