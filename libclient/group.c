@@ -399,15 +399,15 @@ static int reserve(struct kv_gseq *seq, size_t n_tokens, int64_t timeout)
 
 KV_PUBLIC int kv_gseq_reserve(struct kv_gseq *seq, size_t n_tokens, int64_t timeout)
 {
+	int64_t first = seq->n_partial && timeout > KV_PARTIAL_WAIT ? KV_PARTIAL_WAIT : timeout;
 	int r = kv_forked(seq->groups->groups[0].pool->fork_generation);
 
 	if (r < 0)
 		return r;
-	r = reserve(seq, n_tokens, timeout);
-	/* Blocks that are held for a part of them may be the very ones that are missing. */
+	r = reserve(seq, n_tokens, first);
 	if (r == KV_NO_ROOM && seq->n_partial) {
 		kv_gseq_step_back(seq, seq->len - seq->n_partial);
-		r = reserve(seq, n_tokens, 0);
+		r = reserve(seq, n_tokens, timeout - first);
 	}
 	if (!r)
 		seq->n_partial = 0;

@@ -301,6 +301,11 @@ void kv_seq_let_go(struct kv_seq *seq, size_t n_tokens);
 int kv_seq_adopt_partial(struct kv_seq *seq, kv_block_id id, const int32_t *tokens, size_t n);
 /* kv_seq_make_room() - in its arrays, for a prompt. 0 or -ENOMEM */
 int kv_seq_make_room(struct kv_seq *seq, size_t n_tokens, size_t n_blocks);
+/*
+ * How long room is waited for with a block that is held for a part of it: idle leases of others come within this,
+ * and it may be the very block that is missing.
+ */
+#define KV_PARTIAL_WAIT (10 * KV_MSEC)
 /* kv_seq_empty() - its blocks go after @stream's work so far; fields, extras and tokens[] stay */
 int kv_seq_empty(struct kv_seq *seq, void *stream);
 /* kv_seq_begin() - the first token comes: it belongs to the epoch that is now */

@@ -256,25 +256,25 @@ static int reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeout)
 	return r;
 }
 
-/* A block that is held for a part of it may be the very one that is missing. */
-static int reserve_without(struct kv_seq *seq, size_t n_tokens)
+static int reserve_without(struct kv_seq *seq, size_t n_tokens, int64_t timeout)
 {
 	struct kv_shm_session *session = seq->pool->session;
 
 	kv_store_relaxed(&session->hit_tokens, session->hit_tokens - seq->n_partial);
 	kv_seq_let_go(seq, seq->len - seq->n_partial);
-	return reserve(seq, n_tokens, 0);
+	return reserve(seq, n_tokens, timeout);
 }
 
 KV_PUBLIC int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeout)
 {
+	int64_t first = seq->n_partial && timeout > KV_PARTIAL_WAIT ? KV_PARTIAL_WAIT : timeout;
 	int r = kv_forked(seq->pool->fork_generation);
 
 	if (r < 0)
 		return r;
 	kv_later_poll(seq->pool);
-	r = reserve(seq, n_tokens, timeout);
-	return r == KV_NO_ROOM && seq->n_partial ? reserve_without(seq, n_tokens) : r;
+	r = reserve(seq, n_tokens, first);
+	return r == KV_NO_ROOM && seq->n_partial ? reserve_without(seq, n_tokens, timeout - first) : r;
 }
 
 KV_PUBLIC int kv_seq_append(struct kv_seq *seq, const int32_t *tokens, size_t n)

@@ -70,10 +70,10 @@ int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *r
  * its place, as many as without it, and notes a copy: who calls this does a batch's copies (batch.h), or
  * has its workers do them. Where the sequence has a block for these tokens already, the copy is noted here.
  *
- * The cached block is held until the copy is done. If that is the room that kv_seq_reserve() lacks, it lets go
- * of it, and len is that of whole blocks again, whether there is room then or not: ask kv_seq_len() what is
- * left to compute. Extras that reach into the block must be the same (identity.h), also where the tokens
- * behind are not.
+ * The cached block is held until the copy is done. Where kv_seq_reserve() lacks room for 10 ms (its deadline, if
+ * that is sooner) it lets go of it: it may be what is missing. Then len is that of whole blocks again, whether
+ * there is room or not: ask kv_seq_len() what is left to compute. Extras that reach into the block must be the
+ * same (identity.h), also where the tokens behind are not.
  *
  * No message, no wait; beyond kv_seq_lookup() one cache line is read, and those of at most 8 blocks. Not found is
  * what has less in common than an eighth of a block, or 8 tokens, and what more than 8 blocks have that

@@ -307,6 +307,27 @@ START_TEST(the_source_stays_until_the_copy_is_done_whatever_others_need)
 }
 END_TEST
 
+/* Its deadline is for what others hold. */
+START_TEST(nobody_waits_for_a_block_that_is_held_for_a_part_of_it)
+{
+	const int32_t *tokens;
+	kv_block_id ids[N_BLOCKS];
+	struct kv_seq *seq;
+	int64_t start;
+
+	cached_by_another(&(struct branch){1, MAX_LEN, 2 * SIZE}, 1);
+	must(kv_blocks_take(pool, N_BLOCKS - 2, ids, TIMEOUT));
+	tokens = branch(5, SIZE + 9, 2 * SIZE);
+	seq = looked_up(tokens, 2 * SIZE, SIZE + 9);
+	start = now_ns();
+	must(kv_seq_reserve(seq, 2 * SIZE, TIMEOUT));
+	expect(now_ns() - start < TIMEOUT / 2, "it took %lld ms", (long long)((now_ns() - start) / KV_MSEC));
+	ck_assert_uint_eq(kv_seq_len(seq), SIZE);
+	kv_seq_free(seq, NULL);
+	must(kv_blocks_give(pool, N_BLOCKS - 2, ids));
+}
+END_TEST
+
 /* Its own block and the one that is copied don't fit beside all the others. */
 START_TEST(where_there_is_no_room_for_source_and_copy_it_is_a_plain_hit)
 {
@@ -594,6 +615,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, of_several_blocks_the_one_that_goes_on_longest_is_taken);
 	tcase_add_test(tcase, of_many_that_begin_alike_one_is_found);
 	tcase_add_test(tcase, the_source_stays_until_the_copy_is_done_whatever_others_need);
+	tcase_add_test(tcase, nobody_waits_for_a_block_that_is_held_for_a_part_of_it);
 	tcase_add_test(tcase, where_there_is_no_room_for_source_and_copy_it_is_a_plain_hit);
 	tcase_add_test(tcase, a_sequence_that_has_its_blocks_already_has_the_copy_noted_at_once);
 	tcase_add_test(tcase, forks_of_a_partial_hit_each_have_their_copy);
