@@ -57,16 +57,21 @@ struct part {
 	uint64_t bytes;		  /* of the pages that they are in */
 };
 
+static bool is_power_of_2(uint64_t n)
+{
+	return n && !(n & (n - 1));
+}
+
 /* All that is read or written by offsets that the pages tell lies inside them. */
 static int check_parts(const struct kv_pool *pool)
 {
 	const struct kv_shm_pool *head = &pool->head;
 	const struct kv_shm_session *s = pool->session;
 	const uint64_t n = head->id_limit, index = pool->index_bytes, blocks = pool->blocks_bytes,
-		       session = pool->session_bytes;
+		       session = pool->session_bytes, bucket = KV_BUCKET_WORDS * sizeof(uint64_t);
 	const struct part parts[] = {
-		{"buckets", head->buckets_offset, head->n_buckets + head->n_stem_buckets,
-		 KV_BUCKET_WORDS * sizeof(uint64_t), index},
+		{"buckets", head->buckets_offset, head->n_buckets, bucket, index},
+		{"stems", head->buckets_offset + head->n_buckets * bucket, head->n_stem_buckets, bucket, index},
 		{"granules", head->granules_offset, head->n_granules, sizeof(uint64_t), index},
 		{"descriptors", head->descriptors_offset, n, sizeof(struct kv_shm_block), blocks},
 		{"tokens", head->tokens_offset, n * head->block_tokens, sizeof(int32_t), blocks},
@@ -85,6 +90,12 @@ static int check_parts(const struct kv_pool *pool)
 					(unsigned long long)p->n, p->what, (unsigned long long)p->offset,
 					(unsigned long long)p->bytes);
 	}
+	/* What is masked with one less. */
+	if (!is_power_of_2(head->n_buckets) || !is_power_of_2(s->grant_capacity) ||
+	    !is_power_of_2(s->op_capacity) || (head->n_stem_buckets && !is_power_of_2(head->n_stem_buckets)))
+		return kv_error(-EPROTO, "daemon: %u buckets, %llu of stems, rings of %u and %u places: powers of "
+				"2 are needed", head->n_buckets, (unsigned long long)head->n_stem_buckets,
+				s->grant_capacity, s->op_capacity);
 	return 0;
 }
 

@@ -32,6 +32,7 @@ struct lie {
 	enum {
 		HALF,	   /* of its bytes, and the message says all */
 		HALF_SAID, /* of its bytes, and the message says so */
+		TELLS,	   /* something else: @value at byte @at */
 		BYTE_SAID, /* one */
 		NOT_SEALED,
 		A_SOCKET,
@@ -41,6 +42,8 @@ struct lie {
 		NO_SUCH,  /* granule */
 	} how;
 	const char *words;
+	size_t at;
+	uint32_t value;
 };
 
 static const struct lie lies[] = {
@@ -53,6 +56,13 @@ static const struct lie lies[] = {
 	{INDEX, HALF_SAID, "buckets from byte"},
 	{BLOCKS, HALF_SAID, "from byte"},
 	{SESSION, HALF_SAID, "from byte"},
+	{INDEX, TELLS, "0 buckets", offsetof(struct kv_shm_pool, n_buckets), 0},
+	{INDEX, TELLS, "buckets from byte 2147483648 on", offsetof(struct kv_shm_pool, buckets_offset), 1u << 31},
+	{INDEX, TELLS, "4294967295 stems from byte", offsetof(struct kv_shm_pool, n_stem_buckets), UINT32_MAX},
+	{INDEX, TELLS, "stems from byte", offsetof(struct kv_shm_pool, n_stem_buckets) + 4, UINT32_MAX},
+	{INDEX, TELLS, "3 of stems", offsetof(struct kv_shm_pool, n_stem_buckets), 3},
+	{SESSION, TELLS, "rings of 0 and", offsetof(struct kv_shm_session, grant_capacity), 0},
+	{SESSION, TELLS, "and 3 places", offsetof(struct kv_shm_session, op_capacity), 3},
 	{INDEX, NOT_SEALED, "the index pages are not sealed"},
 	{BLOCKS, NOT_SEALED, "the block pages are not sealed"},
 	{SESSION, NOT_SEALED, "the session pages are not sealed"},
@@ -101,10 +111,15 @@ static void exchange(const struct lie *lie, int *fd, uint64_t *said)
 
 	if (fstat(*fd, &st) < 0)
 		_exit(3);
-	bytes = lie->how == BYTE_SAID ? 1 : lie->how == NOT_SEALED ? (size_t)st.st_size : (size_t)st.st_size / 2;
+	bytes = lie->how == BYTE_SAID			     ? 1
+		: lie->how == NOT_SEALED || lie->how == TELLS ? (size_t)st.st_size
+							      : (size_t)st.st_size / 2;
 	if (said && (lie->how == BYTE_SAID || lie->how == HALF_SAID))
 		*said = bytes;
 	*fd = lie->how == A_SOCKET ? socket(AF_UNIX, SOCK_STREAM, 0) : copy_of(*fd, bytes, lie->how != NOT_SEALED);
+	if (lie->how == TELLS &&
+	    pwrite(*fd, &lie->value, sizeof(lie->value), (off_t)lie->at) != (ssize_t)sizeof(lie->value))
+		_exit(3);
 }
 
 static void spoil(const struct lie *lie, void *packet, int *fds, uint32_t n_fds)
