@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -164,6 +165,7 @@ static int probe(struct kv_restart *r)
 static int begin(struct kv_peer *peer, const struct kv_msg_restart *msg)
 {
 	struct kv_restart *r = calloc(1, sizeof(*r));
+	struct stat file;
 
 	if (!r)
 		return kv_error(-ENOMEM, "no memory");
@@ -173,9 +175,12 @@ static int begin(struct kv_peer *peer, const struct kv_msg_restart *msg)
 	r->tag = msg->head.tag;
 	r->pipe_fd = -1;
 	strcpy(r->binary, msg->binary);
-	r->binary_fd = open(r->binary, O_RDONLY | O_CLOEXEC);
-	if (r->binary_fd < 0)
+	/* A pipe that nobody writes would be waited for. */
+	r->binary_fd = open(r->binary, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	if (r->binary_fd < 0 || fstat(r->binary_fd, &file) < 0)
 		return kv_error(-errno, "'%.200s': %s", r->binary, strerror(errno));
+	if (!S_ISREG(file.st_mode))
+		return kv_error(-EINVAL, "'%.200s' is no file: restart-worker needs a program", r->binary);
 	return probe(r);
 }
 

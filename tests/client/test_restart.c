@@ -447,12 +447,19 @@ END_TEST
 START_TEST(a_program_that_cannot_take_over_is_refused_with_the_reason)
 {
 	uint64_t worker = daemon_stats(client).worker_pid;
+	char fifo[200];
 
 	refused(kv_worker_restart(client, "/nowhere/at/all", TIMEOUT), -ENOENT, "/nowhere/at/all");
 	refused(kv_worker_restart(client, "kvcached", TIMEOUT), -EINVAL, "absolute");
 	refused(kv_worker_restart(client, "/bin/echo", TIMEOUT), -EPROTO, "'--shm-version' to");
 	refused(kv_worker_restart(client, "/bin/true", TIMEOUT), -EPROTO, "answers ''");
 	refused(kv_worker_restart(client, "/etc/passwd", TIMEOUT), -EPROTO, "/etc/passwd");
+	/* A pipe that nobody writes: opening it would stop the service. */
+	snprintf(fifo, sizeof(fifo), "%s/fifo", daemon_folder());
+	ck_assert_int_eq(mkfifo(fifo, 0600), 0);
+	refused(kv_worker_restart(client, fifo, TIMEOUT), -EINVAL, "is no file");
+	unlink(fifo);
+	refused(kv_worker_restart(client, "/dev", TIMEOUT), -EINVAL, "'/dev' is no file");
 	ck_assert_uint_eq(daemon_stats(client).worker_pid, worker);
 	books_balance(client);
 }
