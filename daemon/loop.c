@@ -207,7 +207,7 @@ int kv_loop_watch(struct kv_loop *loop, int fd, uint32_t events, kv_watch_fn *fn
 	watch->fn = fn;
 	watch->arg = arg;
 	kv_link_init(&watch->ready_link);
-	kv_link_init(&watch->todo_link);
+	kv_link_init(&watch->due_link);
 
 	r = loop->ops->watch_add(watch);
 	if (r < 0)

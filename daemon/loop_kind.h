@@ -26,7 +26,7 @@ struct kv_watch {
 	struct kv_link ready_link; /* kv_loop::ready */
 
 	/* Of io_uring. */
-	struct kv_link todo_link; /* uring::todo, or uring::dying */
+	struct kv_link due_link; /* uring::due, or uring::dying */
 	uint32_t armed;		  /* events of the poll request that the kernel has; 0: none */
 	bool cancelled;		  /* the kernel was told to complete it now */
 	bool freed;		  /* the memory goes when the request has completed */

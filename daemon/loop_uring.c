@@ -3,12 +3,12 @@
  * The event loop's kind over io_uring: one poll request a watch.
  *
  * Requests are one-shot and made again before the next wait. The kernel looks at the descriptor
- *when it takes a request, so readiness that a callback left over completes it at once: that is
- *level triggering, all of it in the one system call that waits. A multishot poll reports edges;
- *what a callback leaves unread would never be heard of again.
+ * when it takes a request, so readiness that a callback left over completes it at once: that is
+ * level triggering, all of it in the one system call that waits. A multishot poll reports edges;
+ * what a callback leaves unread would never be heard of again.
  *
  *	     watch_add            wait: poll_add            completion
- *	new ----------> todo  ---------------------> armed ------------> todo, ready
+ *	new -----------> due  ---------------------> armed ------------> due, ready
  *	                  ^   events changed: poll_remove |
  *	                  +-------------------------------+
  *
@@ -36,8 +36,8 @@
 
 struct uring {
 	struct io_uring ring;
-	struct kv_link todo;  /* kv_watch::todo_link: those whose request isn't what it should be */
-	struct kv_link dying; /* kv_watch::todo_link: freed, with the completion still to come */
+	struct kv_link due;   /* kv_watch::due_link: those whose request isn't what it should be */
+	struct kv_link dying; /* kv_watch::due_link: freed, with the completion still to come */
 };
 
 static const char *hint(int r)
@@ -85,7 +85,7 @@ static int uring_init(struct kv_loop *loop)
 	uring = calloc(1, sizeof(*uring));
 	if (!uring)
 		return kv_error(-ENOMEM, "io_uring: out of memory");
-	kv_link_init(&uring->todo);
+	kv_link_init(&uring->due);
 	kv_link_init(&uring->dying);
 
 	r = io_uring_queue_init_params(N_SUBMISSIONS, &uring->ring, &params);
@@ -110,7 +110,7 @@ static void free_all(struct kv_link *list)
 	struct kv_link *link;
 
 	while ((link = kv_list_take_first(list)))
-		free(kv_container_of(link, struct kv_watch, todo_link));
+		free(kv_container_of(link, struct kv_watch, due_link));
 }
 
 static void uring_deinit(struct kv_loop *loop)
@@ -118,7 +118,7 @@ static void uring_deinit(struct kv_loop *loop)
 	struct uring *uring = loop->kind;
 
 	io_uring_queue_exit(&uring->ring);
-	free_all(&uring->todo);
+	free_all(&uring->due);
 	free_all(&uring->dying);
 	free(uring);
 }
@@ -127,13 +127,13 @@ static void complete(struct uring *uring, struct kv_watch *watch, int res)
 {
 	watch->armed = 0;
 	watch->cancelled = false;
-	kv_link_unlink(&watch->todo_link);
+	kv_link_unlink(&watch->due_link);
 	if (watch->freed) {
 		free(watch);
 		return;
 	}
 
-	kv_list_append(&uring->todo, &watch->todo_link);
+	kv_list_append(&uring->due, &watch->due_link);
 	if (res >= 0)
 		kv_watch_ready(watch, (uint32_t)res);
 	else if (res != -ECANCELED)
@@ -200,10 +200,10 @@ static void sync_requests(struct uring *uring)
 	struct kv_watch *watch;
 	struct kv_link *link;
 
-	while ((link = kv_list_take_first(&uring->todo))) {
-		watch = kv_container_of(link, struct kv_watch, todo_link);
+	while ((link = kv_list_take_first(&uring->due))) {
+		watch = kv_container_of(link, struct kv_watch, due_link);
 		if (!sync_request(uring, watch)) {
-			kv_list_append(&uring->todo, link);
+			kv_list_append(&uring->due, link);
 			return;
 		}
 		if (watch->freed)
@@ -215,7 +215,7 @@ static int uring_watch_add(struct kv_watch *watch)
 {
 	struct uring *uring = watch->loop->kind;
 
-	kv_list_append(&uring->todo, &watch->todo_link);
+	kv_list_append(&uring->due, &watch->due_link);
 	return 0;
 }
 
@@ -223,8 +223,8 @@ static int uring_watch_events(struct kv_watch *watch, uint32_t events)
 {
 	struct uring *uring = watch->loop->kind;
 
-	if (kv_link_is_alone(&watch->todo_link))
-		kv_list_append(&uring->todo, &watch->todo_link);
+	if (kv_link_is_alone(&watch->due_link))
+		kv_list_append(&uring->due, &watch->due_link);
 	return 0;
 }
 
@@ -232,7 +232,7 @@ static void uring_watch_free(struct kv_watch *watch)
 {
 	struct uring *uring = watch->loop->kind;
 
-	kv_link_unlink(&watch->todo_link);
+	kv_link_unlink(&watch->due_link);
 	if (!watch->armed) {
 		free(watch);
 		return;
@@ -240,10 +240,10 @@ static void uring_watch_free(struct kv_watch *watch)
 
 	watch->freed = true;
 	if (!sync_request(uring, watch)) {
-		kv_list_append(&uring->todo, &watch->todo_link);
+		kv_list_append(&uring->due, &watch->due_link);
 		return;
 	}
-	kv_list_append(&uring->dying, &watch->todo_link);
+	kv_list_append(&uring->dying, &watch->due_link);
 	/* If the kernel can't take it now, it takes it with the next wait. */
 	io_uring_submit(&uring->ring);
 	harvest(uring); /* so that freeing many never fills the completion ring */
@@ -264,7 +264,7 @@ static int uring_wait(struct kv_loop *loop, int64_t timeout_ns)
 		r = io_uring_submit_and_wait_timeout(&uring->ring, &cqe, 1,
 						     timeout_ns < 0 ? NULL : &ts, NULL);
 		harvest(uring);
-	} while (r >= 0 && kv_link_is_alone(&loop->ready) && !kv_link_is_alone(&uring->todo));
+	} while (r >= 0 && kv_link_is_alone(&loop->ready) && !kv_link_is_alone(&uring->due));
 
 	switch (r < 0 ? r : 0) {
 	case 0:
