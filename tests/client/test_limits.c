@@ -394,18 +394,31 @@ static void waits_for(struct process *self, void *arg)
 	kv_disconnect(own);
 }
 
+/* Behind those that wait already */
+static struct process *begins_to_wait(intptr_t n_blocks)
+{
+	uint64_t n = pool_stats(client, "pool").waiting;
+	struct process *p = process_start(waits_for, (void *)n_blocks);
+
+	process_hear(p);
+	wait_until(pool_stats(client, "pool").waiting == n + 1);
+	return p;
+}
+
+static void ends(struct process *served)
+{
+	process_go(served);
+	process_end(served);
+}
+
 START_TEST(a_large_request_is_not_starved_by_small_ones_and_nothing_passes_those_who_wait)
 {
 	struct kv_pool *pool = pool_new(client, "pool", 1000);
 	struct process *large, *small;
 
 	must(kv_blocks_take(pool, 1000, ids, TIMEOUT));
-	large = process_start(waits_for, (void *)(intptr_t)900);
-	process_hear(large);
-	wait_until(pool_stats(client, "pool").waiting == 1);
-	small = process_start(waits_for, (void *)(intptr_t)50);
-	process_hear(small);
-	wait_until(pool_stats(client, "pool").waiting == 2);
+	large = begins_to_wait(900);
+	small = begins_to_wait(50);
 	/* Enough for the small one and for us: but the large one was there before. */
 	must(kv_blocks_give(pool, 500, ids));
 	must(kv_ping(client, TIMEOUT));
@@ -420,10 +433,8 @@ START_TEST(a_large_request_is_not_starved_by_small_ones_and_nothing_passes_those
 	must(kv_blocks_give(pool, 50, ids + 900));
 	must(kv_ping(client, TIMEOUT));
 	process_hear(small);
-	process_go(large);
-	process_go(small);
-	process_end(large);
-	process_end(small);
+	ends(large);
+	ends(small);
 	books_balance(client);
 	kv_pool_close(pool);
 }
@@ -436,12 +447,8 @@ START_TEST(what_was_granted_to_who_waited_is_not_called_back_before_it_wakes)
 	struct process *large, *small;
 
 	must(kv_blocks_take(pool, 1000, ids, TIMEOUT));
-	large = process_start(waits_for, (void *)(intptr_t)900);
-	process_hear(large);
-	wait_until(pool_stats(client, "pool").waiting == 1);
-	small = process_start(waits_for, (void *)(intptr_t)50);
-	process_hear(small);
-	wait_until(pool_stats(client, "pool").waiting == 2);
+	large = begins_to_wait(900);
+	small = begins_to_wait(50);
 	kill(large->pid, SIGSTOP);
 	must(kv_blocks_give(pool, 900, ids));
 	must(kv_ping(client, TIMEOUT));
@@ -453,10 +460,8 @@ START_TEST(what_was_granted_to_who_waited_is_not_called_back_before_it_wakes)
 	must(kv_blocks_give(pool, 50, ids + 900));
 	must(kv_ping(client, TIMEOUT));
 	process_hear(small);
-	process_go(large);
-	process_go(small);
-	process_end(large);
-	process_end(small);
+	ends(large);
+	ends(small);
 	kv_pool_close(pool);
 }
 END_TEST
@@ -468,20 +473,16 @@ START_TEST(what_was_granted_to_a_stopped_client_is_called_back_in_the_end)
 	struct process *stopped, *other;
 
 	must(kv_blocks_take(pool, 1000, ids, TIMEOUT));
-	stopped = process_start(waits_for, (void *)(intptr_t)900);
-	process_hear(stopped);
-	wait_until(pool_stats(client, "pool").waiting == 1);
+	stopped = begins_to_wait(900);
 	kill(stopped->pid, SIGSTOP);
 	must(kv_blocks_give(pool, 900, ids));
 	other = process_start(waits_for, (void *)(intptr_t)50);
 	process_hear(other);
 	process_hear(other);
-	process_go(other);
-	process_end(other);
+	ends(other);
 	kill(stopped->pid, SIGCONT);
 	process_hear(stopped);
-	process_go(stopped);
-	process_end(stopped);
+	ends(stopped);
 	kv_pool_close(pool);
 }
 END_TEST
