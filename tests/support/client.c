@@ -55,7 +55,7 @@ const int32_t *tokens_of(int32_t prompt, size_t n)
 
 	expect(n <= MAX_TOKENS, "%zu tokens, at most %d", n, MAX_TOKENS);
 	for (size_t i = 0; i < n; i++)
-		tokens[i] = prompt * 100003 + (int32_t)i * 7;
+		tokens[i] = (int32_t)(((uint32_t)prompt * 100003 + (uint32_t)i * 7) & INT32_MAX);
 	return tokens;
 }
 

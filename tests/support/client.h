@@ -45,7 +45,7 @@ struct kv_pool *pool_new_mapped(struct kv_client *client, const char *name, uint
 
 /* ---- sequences ---- */
 
-/* tokens_of() - the first @n tokens of prompt @prompt; valid until the next call */
+/* tokens_of() - the first @n tokens of prompt @prompt, any number; valid until the next call */
 const int32_t *tokens_of(int32_t prompt, size_t n);
 
 /* seq_new() - @n tokens of a prompt: found as far as they are cached, the rest reserved, appended
