@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -28,6 +29,7 @@
 #define MAX_LEN	     (24 * BLOCK_TOKENS)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+void fuzz_reached(FILE *f);
 int __wrap_connect(int fd, const struct sockaddr *address, socklen_t size);
 int __wrap_kv_socket_wait(int fd, short events, int64_t deadline_ns);
 
@@ -39,6 +41,26 @@ static struct user {
 	kv_block_id taken[MAX_TAKEN];
 	uint32_t n_taken, mark;
 } users[N_CLIENTS];
+
+/* What came to pass in the input before: for replay.c. */
+enum reach {
+	REACH_TAKEN,
+	REACH_HIT,
+	REACH_SALTED, /* a hit of blocks that have rows */
+	REACH_PARTIAL,
+	REACH_COPIED,
+	REACH_TWIN,
+	REACH_PROMISED, /* somebody else's was met */
+	REACH_PEEKED,
+	REACH_PREEMPTED,
+	REACH_RESUMED, /* with blocks that were still there */
+	REACH_EPOCH,
+	REACH_LIMITS,
+	REACH_COMPACTED,
+	REACH_LOST, /* a scribbler was cut off or refused */
+	N_REACHES
+};
+static uint64_t reached[N_REACHES];
 
 int __wrap_connect(int fd, const struct sockaddr *address, socklen_t size)
 {
@@ -83,6 +105,7 @@ static bool is_reader(const struct user *u)
 static int heard(const struct user *u, int r)
 {
 	inside_must(r >= 0 || !is_honest(u), "%s", kv_error_text());
+	reached[REACH_LOST] += r < 0;
 	return r;
 }
 
@@ -130,50 +153,79 @@ static void take(struct user *u, uint32_t n, int64_t timeout)
 	give(u);
 	if (heard(u, kv_blocks_take(u->pool, n, u->taken, timeout)))
 		return;
+	reached[REACH_TAKEN] += n > 0;
 	u->n_taken = n;
 	u->mark = marks += 1000;
 	for (uint32_t i = 0; is_honest(u) && i < n; i++)
 		*bytes_of(u, u->taken[i]) = u->mark + i;
 }
 
+/* They part at a block's end, or in the midst of one. */
 static const int32_t *prompt(uint32_t number)
 {
 	static int32_t tokens[MAX_LEN];
 
+	number %= 64;
 	for (int32_t i = 0; i < MAX_LEN; i++)
-		tokens[i] = i < 64 ? i : (int32_t)(number % 8 * 1000) + i;
+		tokens[i] = i < 64 + (int32_t)number / 8 ? i : (int32_t)number * 1000 + i;
 	return tokens;
 }
 
-/* What stands in a block of a sequence that has these tokens, and this salt. */
-static uint32_t word_of(const struct user *u, const struct kv_seq *seq, size_t block)
+static uint32_t salt_of(const struct user *u, const struct kv_seq *seq)
 {
-	uint32_t salt = 0;
+	for (int i = 0; i < N_SEQS; i++) {
+		if (u->seqs[i] == seq)
+			return u->salts[i];
+	}
+	return 0;
+}
 
-	for (int i = 0; i < N_SEQS; i++)
-		salt = u->seqs[i] == seq ? u->salts[i] : salt;
-	return (uint32_t)kv_seq_tokens(seq)[(block + 1) * BLOCK_TOKENS - 1] ^ salt << 24;
+/* Where a token of a sequence is, and what stands there. */
+static uint32_t *place_of(const struct user *u, const struct kv_seq *seq, size_t token)
+{
+	const kv_block_id *ids;
+
+	kv_seq_blocks(seq, &ids);
+	return bytes_of(u, ids[token / BLOCK_TOKENS]) + token % BLOCK_TOKENS;
+}
+
+static uint32_t word_of(const struct user *u, const struct kv_seq *seq, size_t token)
+{
+	return (uint32_t)kv_seq_tokens(seq)[token] ^ salt_of(u, seq) << 24;
 }
 
 /* The bytes of a block follow from what its tokens are: what is found must be what was written. */
 static void check_found(const struct user *u, const struct kv_seq *seq, size_t n)
 {
-	const kv_block_id *ids;
-
-	kv_seq_blocks(seq, &ids);
-	for (size_t i = 0; is_honest(u) && i < n / BLOCK_TOKENS; i++)
-		inside_must(*bytes_of(u, ids[i]) == word_of(u, seq, i),
-			    "block %zu of a prefix found has other bytes", i);
+	reached[REACH_HIT] += n >= BLOCK_TOKENS;
+	reached[REACH_SALTED] += n >= BLOCK_TOKENS && salt_of(u, seq);
+	reached[REACH_PARTIAL] += n % BLOCK_TOKENS != 0;
+	for (size_t i = 0; is_honest(u) && i < n; i++)
+		inside_must(*place_of(u, seq, i) == word_of(u, seq, i),
+			    "token %zu of a prefix of %zu that was found has other bytes", i, n);
 }
 
-static void compute(const struct user *u, const struct kv_seq *seq, size_t from)
+/* What a step does before it writes. */
+static void do_copies(struct user *u)
 {
-	const kv_block_id *ids;
+	KV_OPTIONS(kv_batch_options, sizes, .max_seqs = 1, .max_tokens = 1,
+		   .max_blocks_per_seq = 1);
+	struct kv_batch *batch;
 
-	kv_seq_blocks(seq, &ids);
-	for (size_t i = from / BLOCK_TOKENS; is_honest(u) && i < kv_seq_len(seq) / BLOCK_TOKENS;
-	     i++)
-		*bytes_of(u, ids[i]) = word_of(u, seq, i);
+	if (heard(u, kv_batch_new(u->pool, &sizes, &batch)))
+		return;
+	if (!heard(u, kv_batch_build(batch, NULL, 0, 0, 0))) {
+		reached[REACH_COPIED] += kv_batch_data(batch)->n_copies;
+		heard(u, kv_batch_copy(batch, NULL));
+	}
+	kv_batch_free(batch);
+}
+
+static void compute(struct user *u, const struct kv_seq *seq, size_t from)
+{
+	do_copies(u);
+	for (size_t i = from; is_honest(u) && i < kv_seq_len(seq); i++)
+		*place_of(u, seq, i) = word_of(u, seq, i);
 }
 
 /* Grows a sequence along its prompt, if there is room. */
@@ -198,9 +250,11 @@ static void peek(struct user *u, const struct action *a)
 				 MAX_LEN / BLOCK_TOKENS);
 
 	for (int64_t i = 0; i < heard(u, (int)n); i++)
-		inside_must(*bytes_of(u, ids[i]) ==
+		inside_must(bytes_of(u, ids[i])[BLOCK_TOKENS - 1] ==
 				    (uint32_t)tokens[(i + 1) * BLOCK_TOKENS - 1],
-			    "block %lld of a prefix that was looked at has other bytes", (long long)i);
+			    "block %lld of a prefix that was looked at has other bytes",
+			    (long long)i);
+	reached[REACH_PEEKED] += n > 0;
 	inside_must(n < 0 || kv_pool_peeked(u->pool, ids, words, (size_t)n) == (size_t)n,
 		    "what was looked at has changed");
 }
@@ -209,6 +263,7 @@ static void begin(struct user *u, struct kv_seq **seq, const struct action *a)
 {
 	uint32_t *salt = &u->salts[seq - u->seqs];
 	size_t n = a->b % MAX_LEN + 1, hit = 0;
+	int r;
 
 	*salt = a->a & BEGIN_SALT ? 1 + (a->a >> 8 & 3) : 0;
 	if (heard(u, kv_seq_new(u->pool, seq)))
@@ -219,12 +274,60 @@ static void begin(struct user *u, struct kv_seq **seq, const struct action *a)
 	if (a->a & BEGIN_PROMISE) {
 		heard(u, kv_seq_promise(*seq, prompt(a->a), n, KV_SEC, NULL));
 		/* Nobody else works while it would wait. */
-		if (!heard(u, kv_seq_follow(*seq, prompt(a->a), n, 0, &hit)))
+		r = heard(u, kv_seq_follow(*seq, prompt(a->a), n, 0, &hit));
+		reached[REACH_PROMISED] += r == KV_PROMISED;
+		if (!r)
 			check_found(u, *seq, hit);
 	}
-	if (!heard(u, kv_seq_lookup(*seq, prompt(a->a), n, &hit)))
+	r = a->a & BEGIN_PARTIAL ? kv_seq_lookup_partial(*seq, prompt(a->a), n, &hit)
+				 : kv_seq_lookup(*seq, prompt(a->a), n, &hit);
+	if (!heard(u, r))
 		check_found(u, *seq, hit);
 	grow(u, *seq, a->a, n, 0);
+}
+
+static void publish(struct user *u, struct kv_seq *seq)
+{
+	const kv_block_id *ids;
+	size_t n = kv_seq_blocks(seq, &ids);
+
+	for (size_t i = 0; i < n; i++) {
+		uint64_t word = kv_load_relaxed(&u->pool->descriptors[ids[i]].word);
+
+		reached[REACH_TWIN] += kv_block_state(word) == KV_BLOCK_TWIN;
+	}
+	heard(u, kv_seq_publish(seq, NULL));
+}
+
+static void resume(struct user *u, struct kv_seq *seq, int64_t timeout)
+{
+	size_t n = kv_seq_preempted(seq), len;
+
+	if (heard(u, kv_seq_resume(seq, n + 1, timeout, &len)))
+		return;
+	reached[REACH_RESUMED] += len > 0;
+	check_found(u, seq, len);
+	if (!heard(u, kv_seq_append(seq, kv_seq_tokens(seq) + len, n - len)))
+		compute(u, seq, len);
+}
+
+/* What an operator may ask for. */
+static void ask(struct user *u, const struct action *a)
+{
+	KV_OPTIONS(kv_pool_limits, limits, .change = KV_LIMIT_MAX,
+		   .max_bytes = (a->b % 4 + 1) << 17);
+	const char *name = is_honest(u) ? "b" : "a";
+	uint64_t epoch;
+
+	if (a->a & PING_COMPACT)
+		reached[REACH_COMPACTED] += !heard(u, kv_pool_compact(u->client, name, 0, 0));
+	else if (a->a & PING_EPOCH && !is_honest(u))
+		reached[REACH_EPOCH] +=
+			!heard(u, kv_pool_new_epoch(u->client, name, &epoch, NULL, 0));
+	else if (a->a & PING_LIMITS && !is_honest(u))
+		reached[REACH_LIMITS] += !heard(u, kv_pool_set(u->client, name, &limits, NULL, 0));
+	else
+		heard(u, kv_ping(u->client, 0));
 }
 
 static void fork_seq(struct user *u, struct kv_seq **from, struct kv_seq **other)
@@ -379,10 +482,12 @@ static void act(struct user *u, const struct action *a)
 		break;
 	case ACT_PUBLISH:
 		if (*seq)
-			heard(u, kv_seq_publish(*seq, NULL));
+			publish(u, *seq);
 		break;
 	case ACT_GROW:
-		if (*seq && len)
+		if (*seq && kv_seq_preempted(*seq))
+			resume(u, *seq, a->a % 4 * KV_MSEC);
+		else if (*seq && len)
 			grow(u, *seq, (uint32_t)kv_seq_tokens(*seq)[len - 1] / 1000,
 			     len + a->b % 64, a->a % 4 * KV_MSEC);
 		break;
@@ -391,16 +496,22 @@ static void act(struct user *u, const struct action *a)
 			fork_seq(u, seq, &u->seqs[a->b % N_SEQS]);
 		break;
 	case ACT_ROLLBACK:
+		len = a->b % (len + 1);
 		if (*seq)
-			heard(u,
-			      kv_seq_rollback(*seq, a->b % (len + 1) / BLOCK_TOKENS * BLOCK_TOKENS,
-					      NULL));
+			heard(u, kv_seq_rollback(*seq,
+						 a->a & ROLLBACK_ANY
+							 ? len
+							 : len / BLOCK_TOKENS * BLOCK_TOKENS,
+						 NULL));
 		break;
 	case ACT_END:
-		*seq = kv_seq_free(*seq, NULL);
+		if (*seq && a->a & END_PREEMPT)
+			reached[REACH_PREEMPTED] += !heard(u, kv_seq_preempt(*seq, NULL));
+		else
+			*seq = kv_seq_free(*seq, NULL);
 		break;
 	case ACT_PING:
-		heard(u, kv_ping(u->client, 0));
+		ask(u, a);
 		break;
 	case ACT_LEAVE:
 		leave(u);
@@ -421,6 +532,18 @@ static void act(struct user *u, const struct action *a)
 	}
 }
 
+void fuzz_reached(FILE *f)
+{
+	static const char *const names[N_REACHES] = {
+		"taken",  "hit",       "salted",  "partial", "copied", "twin",	    "promised",
+		"peeked", "preempted", "resumed", "epoch",   "limits", "compacted", "lost"};
+
+	for (int i = 0; i < N_REACHES; i++) {
+		if (reached[i])
+			fprintf(f, " %s", names[i]);
+	}
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	KV_OPTIONS(kv_connect_options, how, .socket = "/", .name = "fuzz");
@@ -428,6 +551,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	inside_start(size >= sizeof(a) && data[offsetof(struct action, user)] & PAGES_ISOLATE);
 	memset(users, 0, sizeof(users));
+	memset(reached, 0, sizeof(reached));
 	for (struct user *u = users; u < users + N_CLIENTS; u++) {
 		inside_must(!kv_connect(&how, &u->client), "%s", kv_error_text());
 		join(u);

@@ -7,7 +7,7 @@
  *	meson setup build-fuzz -Dfuzz=true -Db_sanitize=address,undefined -Db_lundef=false \
  *		-Djemalloc=disabled -Dcuda=disabled
  *	build-fuzz/tests/fuzz/fuzz_wire -max_len=16384 -dict=tests/fuzz/wire.dict new
- *tests/fuzz/corpus_wire
+ *tests/fuzz/corpus_wire build-fuzz/tests/fuzz/fuzz_pages -max_len=1280 new tests/fuzz/corpus_pages
  *
  * Without it, a program that replays the files and folders it is given.
  */
@@ -39,9 +39,12 @@ static struct connection {
 	struct kv_shm_session *session;
 	uint64_t blocks_bytes, session_bytes;
 	struct kv_msg_resume resume; /* what takes its session up again */
+	uint16_t asked[256];	     /* type of the request, by its tag */
 } connections[N_CONNECTIONS];
 
-static uint64_t answers[KV_MSG_TRACED + 1]; /* by their type, to the input before */
+/* By their type: answers to the input before, and requests that were done as asked. */
+static uint64_t answers[KV_MSG_TRACED + 1], done[KV_MSG_TRACED + 1];
+static bool ended_moving; /* blocks were being copied */
 
 static char scribbled[KV_NAME_MAX]; /* the pool whose pages somebody wrote; "" none, "*" several */
 
@@ -98,6 +101,20 @@ static void take_pages(struct connection *c, const struct kv_msg_pool_opened *ms
 	c->session = map(fds[2], c->session_bytes);
 }
 
+/* Was what is answered done? */
+static bool is_done(const uint64_t *answer)
+{
+	const struct kv_wire_head *head = (const void *)answer;
+
+	if (head->type == KV_MSG_LEASED)
+		return !((const struct kv_msg_leased *)answer)->answer;
+	if (head->type == KV_MSG_TRACE_PART)
+		return ((const struct kv_msg_trace_part *)answer)->n;
+	if (head->type == KV_MSG_GRANULES_PART)
+		return ((const struct kv_msg_granules_part *)answer)->n;
+	return head->type != KV_MSG_ERROR;
+}
+
 static void read_answers(struct connection *c)
 {
 	static uint64_t buffer[KV_WIRE_MAX / sizeof(uint64_t)];
@@ -114,6 +131,9 @@ static void read_answers(struct connection *c)
 			    "an answer of %lld bytes makes no sense", (long long)n);
 		inside_must(head->type < sizeof(answers) / sizeof(answers[0]), "answer of type %u", head->type);
 		answers[head->type]++;
+		done[c->asked[head->tag % 256]] += is_done(buffer);
+		/* It was told of by a message that has no answer. */
+		done[KV_MSG_TRACED] += head->type == KV_MSG_TRACE_PART && is_done(buffer);
 		if (head->type == KV_MSG_POOL_OPENED && n_fds == 3)
 			take_pages(c, (const void *)buffer, fds);
 		if (head->type == KV_MSG_ERROR)
@@ -135,12 +155,25 @@ static uint32_t make_fds(int *fds, uint32_t n)
 	return n;
 }
 
+/* What the daemon does without an answer. */
+struct rings {
+	uint32_t ops, grants;
+};
+
+static struct rings state_of(const struct connection *c)
+{
+	if (!c->session)
+		return (struct rings){0};
+	return (struct rings){c->session->ops.tail, c->session->grants.head};
+}
+
 static void send_message(struct connection *c, const uint8_t *payload, size_t bytes)
 {
 	static const char nowhere[] = "/nowhere/kvcached";
 	static uint8_t packet[KV_WIRE_MAX * 2];
 	struct kv_wire_head *head = (void *)packet;
 	struct step_message how;
+	struct rings before;
 	size_t size;
 	int fds[8];
 	uint32_t n;
@@ -156,6 +189,7 @@ static void send_message(struct connection *c, const uint8_t *payload, size_t by
 	} else {
 		size = sizeof(*head) + bytes;
 		kv_wire_init(head, how.type, (uint32_t)size, ++c->tag);
+		c->asked[c->tag % 256] = how.type <= KV_MSG_TRACED ? how.type : 0;
 		memcpy(packet + sizeof(*head), payload, bytes);
 		head->version += (how.flags & STEP_VERSION) != 0;
 		head->size += (how.flags & STEP_SIZE) != 0;
@@ -164,13 +198,17 @@ static void send_message(struct connection *c, const uint8_t *payload, size_t by
 	if (size > sizeof(*head) + sizeof(nowhere) && head->type == KV_MSG_RESTART &&
 	    packet[sizeof(*head)] == '/')
 		memcpy(packet + sizeof(*head), nowhere, sizeof(nowhere));
+	before = state_of(c);
 	n = make_fds(fds, how.n_fds % 8);
 	if (size)
 		kv_socket_send(c->fd, packet, size, fds, n, 1);
 	while (n)
 		kv_close(fds[--n]);
-	if (!(how.flags & STEP_QUIET))
-		inside_step();
+	if (how.flags & STEP_QUIET)
+		return;
+	inside_step();
+	done[KV_MSG_KICK] += how.type == KV_MSG_KICK && state_of(c).ops != before.ops;
+	done[KV_MSG_WANT] += how.type == KV_MSG_WANT && state_of(c).grants != before.grants;
 }
 
 /* The name of the pool whose pages a connection has; NULL: it has ended. */
@@ -249,6 +287,8 @@ static void resume(struct connection *c, const uint8_t *payload, size_t bytes)
 		words[i] ^= payload[i];
 	kv_wire_init(&hello.head, KV_MSG_HELLO, sizeof(hello), ++c->tag);
 	kv_wire_init(&msg.head, KV_MSG_RESUME, sizeof(msg), ++c->tag);
+	c->asked[(c->tag - 1) % 256] = KV_MSG_HELLO;
+	c->asked[c->tag % 256] = KV_MSG_RESUME;
 	kv_socket_send(c->fd, &hello, sizeof(hello), NULL, 0, 1);
 	kv_socket_send(c->fd, &msg, sizeof(msg), NULL, 0, 1);
 	inside_step();
@@ -299,24 +339,60 @@ static void do_step(struct kv_daemon *d, const struct step *step, const uint8_t 
 	}
 }
 
-/* What the input before was answered: for replay.c. */
+/* What the input before was answered, and what was done: for replay.c. */
 void fuzz_reached(FILE *f)
 {
 	static const struct {
 		uint16_t type;
 		const char *name;
-	} names[] = {{KV_MSG_ERROR, "error"},		  {KV_MSG_OK, "ok"},
-		     {KV_MSG_WELCOME, "welcome"},	  {KV_MSG_POOL_OPENED, "opened"},
-		     {KV_MSG_LAYOUT, "layout"},		  {KV_MSG_ARENA_PART, "arena"},
-		     {KV_MSG_GRANULES_PART, "granules"},  {KV_MSG_LEASED, "leased"},
-		     {KV_MSG_STATS_PART, "stats"},	  {KV_MSG_CHECKED, "checked"},
-		     {KV_MSG_POOL_LIMITS, "limits"},	  {KV_MSG_EPOCH, "epoch"},
-		     {KV_MSG_BLOCK_SHOWN, "block"},	  {KV_MSG_TRACE_PART, "trace"}};
+	} names[] = {{KV_MSG_ERROR, "error"},
+		     {KV_MSG_OK, "ok"},
+		     {KV_MSG_WELCOME, "welcome"},
+		     {KV_MSG_POOL_OPENED, "opened"},
+		     {KV_MSG_LAYOUT, "layout"},
+		     {KV_MSG_ARENA_PART, "arena"},
+		     {KV_MSG_GRANULES_PART, "granules"},
+		     {KV_MSG_LEASED, "leased"},
+		     {KV_MSG_STATS_PART, "stats"},
+		     {KV_MSG_CHECKED, "checked"},
+		     {KV_MSG_POOL_LIMITS, "limits"},
+		     {KV_MSG_EPOCH, "epoch"},
+		     {KV_MSG_BLOCK_SHOWN, "block"},
+		     {KV_MSG_TRACE_PART, "trace"}},
+	  requests[] = {{KV_MSG_HELLO, "HELLO"},
+			{KV_MSG_PING, "PING"},
+			{KV_MSG_POOL_OPEN, "POOL_OPEN"},
+			{KV_MSG_POOL_OPEN_READ, "POOL_OPEN_READ"},
+			{KV_MSG_POOL_CLOSE, "POOL_CLOSE"},
+			{KV_MSG_POOL_LAYOUT, "POOL_LAYOUT"},
+			{KV_MSG_ARENA, "ARENA"},
+			{KV_MSG_GRANULES, "GRANULES"},
+			{KV_MSG_LEASE, "LEASE"},
+			{KV_MSG_WANT, "WANT"},
+			{KV_MSG_KICK, "KICK"},
+			{KV_MSG_STATS, "STATS"},
+			{KV_MSG_CHECK, "CHECK"},
+			{KV_MSG_POOL_DROP, "POOL_DROP"},
+			{KV_MSG_POOL_EPOCH, "POOL_EPOCH"},
+			{KV_MSG_POOL_SET, "POOL_SET"},
+			{KV_MSG_POOL_COMPACT, "POOL_COMPACT"},
+			{KV_MSG_RESUME, "RESUME"},
+			{KV_MSG_RESTART, "RESTART"},
+			{KV_MSG_BLOCK, "BLOCK"},
+			{KV_MSG_TRACE, "TRACE"},
+			{KV_MSG_TRACE_NEXT, "TRACE_NEXT"},
+			{KV_MSG_TRACED, "TRACED"}};
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
 		if (answers[names[i].type])
 			fprintf(f, " %s", names[i].name);
 	}
+	for (size_t i = 0; i < sizeof(requests) / sizeof(requests[0]); i++) {
+		if (done[requests[i].type])
+			fprintf(f, " %s", requests[i].name);
+	}
+	if (ended_moving)
+		fprintf(f, " moving");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -329,17 +405,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	scribbled[0] = 0;
 	memset(answers, 0, sizeof(answers));
+	memset(done, 0, sizeof(done));
 	for (int i = 0; i < N_CONNECTIONS; i++)
 		connections[i] = (struct connection){.fd = -1};
 	while (n++ < MAX_STEPS && step_next(data, size, &at, &step, &payload)) {
 		do_step(d, &step, payload);
-		if (d->stopping)
+		if (d->stopping) {
+			done[KV_MSG_RESTART]++;
 			restart();
+		}
 		if (n % 16 == 0)
 			inside_check(scribbled);
 	}
 	for (int i = 0; i < N_CONNECTIONS; i++)
 		read_answers(&connections[i]);
+	ended_moving = kv_compact_runs(d);
 	inside_check(scribbled);
 	for (int i = 0; i < N_CONNECTIONS; i++)
 		disconnect(&connections[i]);

@@ -32,6 +32,14 @@ enum action_kind {
 /* In a BEGIN's `a`. */
 #define BEGIN_SALT    0x8000 /* one of four, see bits 8 and 9 */
 #define BEGIN_PROMISE 0x4000
+#define BEGIN_PARTIAL 0x2000 /* looks into the block behind its hit, too */
+
+#define ROLLBACK_ANY 0x8000 /* in a ROLLBACK's `a`: also into the midst of a block */
+#define END_PREEMPT  0x8000 /* in an END's: it is preempted; GROW takes it up again */
+/* In a PING's. */
+#define PING_COMPACT 0x8000
+#define PING_EPOCH   0x4000
+#define PING_LIMITS  0x2000
 
 struct action {
 	uint8_t kind; /* mod N_ACTIONS */

@@ -359,6 +359,10 @@ static void make_op(struct script *s, uint32_t at, uint8_t connection)
 	struct kv_op op = {.kind = 1 + below(4),
 			   .id = (int32_t)below(4100),
 			   .parent = (int32_t)(below(2) ? last_id : below(4100)) - 1,
+			   .flags = below(3) ? 0 : below(4),
+			   .parent_serial = below(4)   ? 0
+					    : below(2) ? kv_serial_root(1)
+						       : value_that_hurts(),
 			   .key_lo = below(8),
 			   .key_hi = below(2),
 			   .stamp = below(100)};
