@@ -123,12 +123,13 @@ START_TEST(however_many_clients_are_killed_nothing_is_lost)
 	}
 	wait_until(daemon_stats(client).n_clients == 2);
 	qsort(times, (size_t)count, sizeof(*times), compare);
-	printf("%d clients killed in %lld s; from the pidfd to reuse: median %.2f ms, 99%% %.2f "
-	       "ms, "
-	       "longest %.2f ms, %u within 5 ms; descriptors %+d, resident bytes %+lld\n",
+	printf("%d clients killed in %lld s; from the pidfd to reuse: median %.2f ms, 95%% %.2f "
+	       "ms, 99%% %.2f ms, longest %.2f ms, %u within 5 ms; descriptors %+d, resident "
+	       "bytes %+lld\n",
 	       count, (long long)((now_ns() - start) / KV_SEC), (double)times[count / 2] / 1e6,
-	       (double)times[count * 99 / 100] / 1e6, (double)times[count - 1] / 1e6, in_time,
-	       (int)daemon_fds() - (int)fds, (long long)daemon_rss() - (long long)rss);
+	       (double)times[count * 95 / 100] / 1e6, (double)times[count * 99 / 100] / 1e6,
+	       (double)times[count - 1] / 1e6, in_time, (int)daemon_fds() - (int)fds,
+	       (long long)daemon_rss() - (long long)rss);
 	ck_assert_uint_eq(daemon_fds(), fds);
 	expect(daemon_rss() < rss + NO_GROWTH, "kvcached has grown");
 	must(kv_blocks_give(pool, N_OWN, own));
