@@ -6,9 +6,6 @@
 
 #include "libclient/group.h"
 
-/* The groups of one pool that keep all tokens say which one they are, but for the first. */
-#define TAG_GROUP 255u
-
 static bool is_state(const struct kv_groups *groups, uint32_t g)
 {
 	return groups->groups[g].kind == KV_GROUP_STATE;
@@ -179,7 +176,7 @@ KV_PUBLIC int kv_gseq_new(struct kv_groups *groups, struct kv_gseq **ret)
 
 	for (uint32_t g = 0; g < groups->n && !r; g++) {
 		uint32_t ordinal = groups->ordinals[g];
-		struct kv_item which = { .tag = TAG_GROUP, .bytes = (uint8_t *)&ordinal,
+		struct kv_item which = { .tag = KV_TAG_GROUP, .bytes = (uint8_t *)&ordinal,
 					 .n_bytes = sizeof(ordinal) };
 
 		if (is_state(groups, g))
@@ -235,6 +232,8 @@ KV_PUBLIC int kv_gseq_field(struct kv_gseq *seq, uint32_t tag, const void *bytes
 		if (r < 0)
 			return r;
 	}
+	/* Those that were made have no such field. */
+	seq->n_digests = 0;
 	return kv_item_add(&seq->identity, "field", &item);
 }
 
@@ -409,7 +408,7 @@ KV_PUBLIC int kv_gseq_reserve(struct kv_gseq *seq, size_t n_tokens, int64_t time
 		kv_gseq_step_back(seq, seq->len - seq->n_partial);
 		r = reserve(seq, n_tokens, timeout - first);
 	}
-	if (!r)
+	if (!r && n_tokens > seq->len)
 		seq->n_partial = 0;
 	return r;
 }
@@ -420,7 +419,6 @@ static int check_append(const struct kv_gseq *seq, size_t n)
 {
 	for (uint32_t g = 0; g < seq->groups->n; g++) {
 		const struct kv_seq *part = seq->seqs[g];
-		uint32_t must;
 
 		if (is_state(seq->groups, g)) {
 			if (!kv_gstate_may_step(seq, g))
@@ -431,7 +429,7 @@ static int check_append(const struct kv_gseq *seq, size_t n)
 		if (n > kv_seq_capacity(part) - part->len)
 			return kv_error(-ENOSPC, "append: %zu tokens to %zu, the capacity of group %u is "
 					"%zu; reserve first", n, part->len, g, kv_seq_capacity(part));
-		if (!kv_seq_need(part, part->len + 1, &must) && must)
+		if (kv_seq_must_copy(part))
 			return kv_error(-EPERM, "append: the block of group %u at %zu is shared; reserve "
 					"first", g, part->len);
 	}
@@ -448,6 +446,11 @@ KV_PUBLIC int kv_gseq_append(struct kv_gseq *seq, const int32_t *tokens, size_t 
 	r = check_append(seq, n);
 	if (!r)
 		r = kv_seq_grow((void **)&seq->tokens, &seq->tokens_room, to, sizeof(*tokens));
+	/* All memory first: then it goes on in every group. */
+	for (uint32_t g = 0; g < seq->groups->n && !r; g++) {
+		if (!is_state(seq->groups, g))
+			r = kv_seq_make_room(seq->seqs[g], to, seq->seqs[g]->n_blocks);
+	}
 	if (r < 0)
 		return r;
 	kv_gseq_begin(seq);
@@ -457,7 +460,7 @@ KV_PUBLIC int kv_gseq_append(struct kv_gseq *seq, const int32_t *tokens, size_t 
 	if (r < 0)
 		return r;
 	memmove(seq->tokens + seq->len, tokens, n * sizeof(*tokens));
-	seq->n_preempted = 0;
+	seq->n_preempted = seq->n_partial = 0;
 	seq->len = to;
 	return 0;
 }
@@ -522,6 +525,7 @@ static int check_rollback(const struct kv_gseq *seq, uint32_t g, size_t n)
 KV_PUBLIC int kv_gseq_rollback(struct kv_gseq *seq, size_t n_tokens, void *stream)
 {
 	int r = kv_forked(seq->groups->groups[0].pool->fork_generation);
+	size_t less = seq->len - n_tokens;
 
 	if (!r && n_tokens > seq->len)
 		r = kv_error(-EINVAL, "rollback: to %zu, the sequence has %zu tokens", n_tokens,
@@ -535,7 +539,8 @@ KV_PUBLIC int kv_gseq_rollback(struct kv_gseq *seq, size_t n_tokens, void *strea
 		return r;
 	kv_gseq_withdraw(seq, n_tokens);
 	seq->len = n_tokens;
-	seq->n_preempted = seq->n_partial = 0;
+	seq->n_preempted = 0;
+	seq->n_partial -= less < seq->n_partial ? less : seq->n_partial;
 	kv_identity_cut(&seq->identity, n_tokens);
 	kv_gseq_cut_digests(seq);
 	return 0;

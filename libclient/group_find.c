@@ -285,6 +285,8 @@ static int find(struct search *s)
 		}
 		let_go(s);
 	}
+	if (r < 0)
+		s->best = s->base;
 	for (uint32_t g = 0; g < groups->n; g++) {
 		if (groups->groups[g].kind == KV_GROUP_FULL)
 			trim_full(s, g);
@@ -330,10 +332,12 @@ static int lookup(struct kv_gseq *seq, const int32_t *tokens, size_t n, size_t *
 	r = kv_gseq_keep_tokens(seq, tokens, s.best);
 	if (!r)
 		r = find(&s);
+	if (!r)
+		seq->len = s.best;
+	/* Of another prompt by the next time. */
+	kv_gseq_cut_digests(seq);
 	if (r < 0)
 		return r;
-	seq->len = s.best;
-	kv_gseq_cut_digests(seq);
 	*ret_hit = seq->len;
 	for (uint32_t g = 0; !r && g < seq->groups->n; g++)
 		r = kv_granules_need(seq->groups->groups[g].pool, kv_deadline(0));

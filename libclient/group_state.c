@@ -125,6 +125,10 @@ int kv_gstate_reserve(struct kv_gseq *seq, uint32_t group, const kv_block_id *id
 	int r = kv_seq_grow((void **)&state->spare, &state->spare_room, state->n_spare + n_may,
 			    sizeof(*state->spare));
 
+	/* Each spare row may become a mark: a step asks for no memory. */
+	if (!r)
+		r = kv_seq_grow((void **)&state->marks, &state->marks_room,
+				state->n_marks + state->n_spare + n_may + 1, sizeof(*state->marks));
 	if (r < 0)
 		return r;
 	if (!state->own) {

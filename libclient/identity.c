@@ -13,6 +13,9 @@ int kv_item_add(struct kv_identity *identity, const char *what, const struct kv_
 
 	if (!item->tag)
 		return kv_error(-EINVAL, "%s: tag 0 given, 1 is the first", what);
+	if (item->tag == KV_TAG_GROUP)
+		return kv_error(-EINVAL, "%s: tag %u given, which is the library's own; tags of engines begin at %d",
+				what, item->tag, KV_TAG_OWN);
 	if (item->n_bytes > KV_IDENTITY_MAX)
 		return kv_error(-EINVAL, "%s: %zu bytes given, at most %u are allowed: give a digest",
 				what, item->n_bytes, KV_IDENTITY_MAX);

@@ -287,6 +287,8 @@ struct kv_seq {
 	bool is_part; /* of a group sequence, which is one request */
 };
 
+/* Field of the groups of one pool that keep all tokens, but for the first: which one it is. */
+#define KV_TAG_GROUP 255u
 /* identity.c: what a public function may be told. 0; -EINVAL, -EBUSY, -EEXIST with text; -ENOMEM */
 int kv_item_add(struct kv_identity *identity, const char *what, const struct kv_item *item);
 int kv_extra_check(const struct kv_extra *extra, size_t len);
@@ -352,6 +354,7 @@ struct kv_follow kv_follow_begin(int64_t timeout);
 bool kv_follow_again(struct kv_follow *f, bool promised, bool grew, int *ret);
 /* kv_promise_shorten() - it was published: the promise ends soon, by itself */
 void kv_promise_shorten(struct kv_pool *pool, struct kv_key key);
+bool kv_seq_must_copy(const struct kv_seq *seq); /* its last block has room, and others may see it */
 /* kv_seq_need() - blocks to be had for @n_tokens in total. 0; KV_TOO_LARGE */
 int kv_seq_need(const struct kv_seq *seq, size_t n_tokens, uint32_t *ret);
 /* kv_seq_extend() - take over the leased blocks it needs for them. 0; -ENOMEM: none was taken */

@@ -131,8 +131,7 @@ KV_PUBLIC struct kv_seq *kv_seq_free(struct kv_seq *seq, void *stream)
 	return NULL;
 }
 
-/* The block that the next token goes into is there, has tokens, and others may see it. */
-static bool must_copy(const struct kv_seq *seq)
+bool kv_seq_must_copy(const struct kv_seq *seq)
 {
 	uint32_t size = seq->pool->head.block_tokens;
 
@@ -178,7 +177,7 @@ int kv_seq_need(const struct kv_seq *seq, size_t n_tokens, uint32_t *ret)
 	if (need > kv_pool_max_blocks(seq->pool) + seq->n_holes)
 		return KV_TOO_LARGE;
 	*ret = need > seq->n_blocks ? (uint32_t)(need - seq->n_blocks) : 0;
-	*ret += must_copy(seq) && n_tokens > seq->len;
+	*ret += kv_seq_must_copy(seq) && n_tokens > seq->len;
 	return 0;
 }
 
@@ -193,7 +192,7 @@ int kv_seq_extend(struct kv_seq *seq, size_t n_tokens, const kv_block_id *ids)
 	if (r < 0)
 		return r;
 	memmove(seq->table + seq->n_blocks, ids, more * sizeof(*ids));
-	if (must_copy(seq) && n_tokens > seq->len) {
+	if (kv_seq_must_copy(seq) && n_tokens > seq->len) {
 		size_t at = seq->len / seq->pool->head.block_tokens;
 		kv_block_id fresh = ids[more];
 
@@ -286,7 +285,7 @@ KV_PUBLIC int kv_seq_append(struct kv_seq *seq, const int32_t *tokens, size_t n)
 	if (n > kv_seq_capacity(seq) - seq->len)
 		return kv_error(-ENOSPC, "append: %zu tokens to %zu, the capacity is %zu; reserve first",
 				n, seq->len, kv_seq_capacity(seq));
-	if (must_copy(seq))
+	if (kv_seq_must_copy(seq))
 		return kv_error(-EPERM, "append: the block at %zu is shared; reserve first", seq->len);
 	r = kv_seq_grow((void **)&seq->tokens, &seq->tokens_room, seq->len + n, sizeof(*tokens));
 	if (r < 0)

@@ -46,7 +46,7 @@ enum kv_tag {
  * kv_seq_field() - say something of the whole sequence
  * @bytes: [n], copied; nothing is not the same as not saying it
  *
- * Return: 0; -EINVAL for tag 0 or more than KV_IDENTITY_MAX bytes; -EBUSY: the sequence has tokens;
+ * Return: 0; -EINVAL for tag 0, tag 255 (by it the groups of group.h are told apart) or more than KV_IDENTITY_MAX bytes; -EBUSY: the sequence has tokens;
  *         -EEXIST: that tag has been said; -ENOMEM.
  */
 int kv_seq_field(struct kv_seq *seq, uint32_t tag, const void *bytes, size_t n);
@@ -67,7 +67,7 @@ struct kv_extra {
  * as well: engines agree on a placeholder. Several extras may overlap. A rollback forgets what was said
  * of positions from there on; a fork has the same.
  *
- * Return: 0; -EINVAL for tag 0, no tokens, too many bytes or positions past 2^48; -EBUSY: the sequence
+ * Return: 0; -EINVAL for tag 0 or 255, no tokens, too many bytes or positions past 2^48; -EBUSY: the sequence
  *         has tokens at @position or behind it; -ENOMEM.
  */
 int kv_seq_extra(struct kv_seq *seq, const struct kv_extra *extra);

@@ -191,6 +191,50 @@ START_TEST(fields_and_extras_are_told_apart_in_every_group)
 }
 END_TEST
 
+/*
+ * A search, or a promise, makes the digest of what is before the first block; a field that is said after it must
+ * stand in it. It once didn't: one tenant found the first blocks of another, and showed it its own.
+ */
+START_TEST(a_field_that_is_said_after_a_search_counts_for_the_first_block_as_well)
+{
+	struct kv_group window = {.kind = KV_GROUP_WINDOW, .pool = m.pools[WINDOW_G], .window = WINDOW};
+	KV_OPTIONS(kv_groups_options, what, .groups = &window, .n_groups = 1);
+	const int32_t *tokens = tokens_of(1, 40);
+	struct kv_groups *groups;
+	size_t hit;
+
+	must(kv_groups_new(&what, &groups));
+	/* Whose blocks are cached without a field, and under one. */
+	for (int k = 0; k < 2; k++) {
+		struct kv_gseq *seq;
+
+		must(kv_gseq_new(groups, &seq));
+		if (_i)
+			must(kv_gseq_promise(seq, tokens, 9, KV_SEC, NULL));
+		must(kv_gseq_lookup(seq, tokens, 9, &hit));
+		ck_assert_uint_eq(hit, k ? 8 : 0);
+		if (k) {
+			kv_gseq_free(seq, NULL);
+			must(kv_gseq_new(groups, &seq));
+			/* What is searched first isn't cached: the sequence stays empty. */
+			must(kv_gseq_lookup(seq, tokens_of(2, 9), 9, &hit));
+			tokens = tokens_of(1, 40);
+			must(kv_gseq_field(seq, KV_TAG_SALT, "s", 1));
+			must(kv_gseq_lookup(seq, tokens, 9, &hit));
+			expect(!hit, "%zu tokens of others are found under a salt", hit);
+		}
+		must(kv_gseq_reserve(seq, 8, TIMEOUT));
+		must(kv_gseq_append(seq, tokens, 8));
+		must(kv_gseq_publish(seq, NULL));
+		settled();
+		kv_gseq_free(seq, NULL);
+	}
+	/* Two of each: none of the second was taken for one of the first. */
+	ck_assert_uint_eq(pool_stats(m.client, model_names[WINDOW_G]).blocks_cached, 4);
+	kv_groups_free(groups);
+}
+END_TEST
+
 START_TEST(a_search_goes_on_from_what_a_sequence_has_published_itself)
 {
 	const int32_t *tokens = tokens_of(1, 80);
@@ -700,6 +744,7 @@ static Suite *suite(void)
 	tcase_add_loop_test(tcase, a_hit_is_offered_only_where_every_group_has_it, 0,
 			    sizeof(offers) / sizeof(offers[0]));
 	tcase_add_test(tcase, fields_and_extras_are_told_apart_in_every_group);
+	tcase_add_loop_test(tcase, a_field_that_is_said_after_a_search_counts_for_the_first_block_as_well, 0, 2);
 	tcase_add_test(tcase, a_search_goes_on_from_what_a_sequence_has_published_itself);
 	tcase_add_test(
 		tcase,

@@ -349,6 +349,71 @@ START_TEST(what_is_said_of_a_prompt_stays_when_one_group_has_less_of_it)
 }
 END_TEST
 
+/*
+ * Who had room before the search appends behind what was found and asks for nothing. Later requests that found no
+ * room once forgot as many of the sequence's last tokens as the search had found: computed ones by then.
+ */
+START_TEST(what_was_appended_behind_a_partial_hit_stays_when_there_is_no_room_for_more)
+{
+	const struct shape *shape = &shapes[_i];
+	kv_block_id ids[N_BLOCKS];
+	struct kv_gseq *seq;
+	const int32_t *tokens;
+	uint32_t n = 0;
+	size_t hit;
+
+	attach(&m, shape, N_BLOCKS);
+	cached_by_another(shape);
+	seq = new_seq(&m);
+	must(kv_gseq_reserve(seq, 2 * UNIT, TIMEOUT));
+	tokens = branch(5, UNIT + 7, 2 * UNIT);
+	must(kv_gseq_lookup_partial(seq, tokens, 2 * UNIT, &hit));
+	ck_assert_uint_eq(hit, UNIT + 7);
+	must(kv_gseq_append(seq, tokens + hit, 2 * UNIT - hit));
+	for (uint32_t g = 0; g < shape->n; g++) {
+		struct kv_batch_item item = {kv_gseq_seq(seq, g), (uint32_t)(2 * UNIT - hit)};
+
+		bytes_step(m.pools[g], m.batches[g], &item, 1);
+	}
+	right(&m, seq, "appended", 0);
+	while (!kv_blocks_take(m.pools[0], 1, &ids[n], 0))
+		n++;
+	ck_assert_int_eq(kv_gseq_reserve(seq, 3 * UNIT, 0), KV_NO_ROOM);
+	expect(kv_gseq_len(seq) == 2 * UNIT, "%d tokens were computed, %zu are left", 2 * UNIT, kv_gseq_len(seq));
+	right(&m, seq, "no room", 0);
+	must(kv_blocks_give(m.pools[0], n, ids));
+	kv_gseq_free(seq, NULL);
+	detach(&m);
+}
+END_TEST
+
+/* The block that a rolled back sequence still holds for its first tokens may be what it waits for. */
+START_TEST(a_partial_hit_that_was_rolled_back_is_let_go_where_there_is_no_room_for_its_copy)
+{
+	const struct shape *shape = &shapes[1];
+	kv_block_id ids[N_BLOCKS];
+	struct kv_gseq *seq;
+	uint32_t n = 0;
+	size_t hit;
+
+	attach(&m, shape, N_BLOCKS);
+	cached_by_another(shape);
+	seq = new_seq(&m);
+	must(kv_gseq_lookup_partial(seq, branch(5, UNIT + 7, 2 * UNIT), 2 * UNIT, &hit));
+	ck_assert_uint_eq(hit, UNIT + 7);
+	/* Room for less than it has changes nothing. */
+	must(kv_gseq_reserve(seq, UNIT, 0));
+	must(kv_gseq_rollback(seq, UNIT + 5, NULL));
+	while (!kv_blocks_take(m.pools[0], 1, &ids[n], 0))
+		n++;
+	ck_assert_uint_eq(compute(&m, seq, branch(5, UNIT + 5, 2 * UNIT), 2 * UNIT), 0);
+	right(&m, seq, "with whole units", 0);
+	must(kv_blocks_give(m.pools[0], n, ids));
+	kv_gseq_free(seq, NULL);
+	detach(&m);
+}
+END_TEST
+
 static Suite *suite(void)
 {
 	Suite *s = suite_create("client/group_partial");
@@ -361,6 +426,8 @@ static Suite *suite(void)
 	tcase_add_test(tcase, where_one_group_has_no_room_for_its_copy_all_are_back_at_whole_units);
 	tcase_add_test(tcase, forks_and_rollbacks_of_a_partial_hit_are_right_in_all_groups);
 	tcase_add_test(tcase, what_is_said_of_a_prompt_stays_when_one_group_has_less_of_it);
+	tcase_add_loop_test(tcase, what_was_appended_behind_a_partial_hit_stays_when_there_is_no_room_for_more, 0, 2);
+	tcase_add_test(tcase, a_partial_hit_that_was_rolled_back_is_let_go_where_there_is_no_room_for_its_copy);
 	suite_add_tcase(s, tcase);
 	return s;
 }

@@ -134,6 +134,8 @@ START_TEST(fields_and_extras_that_come_too_late_or_twice_are_refused)
 	must(kv_seq_field(seq, KV_TAG_SALT, "s", 1));
 	refused(kv_seq_field(seq, KV_TAG_SALT, "s", 1), -EEXIST, "2");
 	refused(kv_seq_field(seq, 0, "s", 1), -EINVAL, "tag");
+	/* By which the second group of a pool is told from the first: layers of others would be found. */
+	refused(kv_seq_field(seq, 255, "\1\0\0", 4), -EINVAL, "256");
 	refused(kv_seq_field(seq, 9, "s", KV_IDENTITY_MAX + 1), -EINVAL, "digest");
 	must(kv_seq_reserve(seq, 20, 0));
 	must(kv_seq_append(seq, tokens, 5));
