@@ -19,6 +19,7 @@
 #include <kvcached/metadata.h>
 #include <kvcached/mla.h>
 #include <kvcached/schedule.h>
+#include <kvcached/recurrent.h>
 #include <kvcached/rope.h>
 #include <kvcached/stats.h>
 #include <kvcached/arch.h>

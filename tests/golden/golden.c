@@ -15,7 +15,7 @@
 
 static const struct golden_kind *const tables[] = {golden_sizes, golden_v4,	golden_pools,
 						   golden_slots, golden_traces, golden_vllm,
-						   golden_attention, golden_batch};
+						   golden_attention, golden_batch,	golden_recurrent};
 
 static struct chunk {
 	struct chunk *next;
@@ -92,6 +92,16 @@ int64_t *ints_of(const json_t *list, size_t *ret_n)
 int64_t *in_ints(const json_t *in, const char *key, size_t *ret_n)
 {
 	return ints_of(json_object_get(in, key), ret_n);
+}
+
+int32_t *in_ints32(const json_t *in, const char *key, size_t *ret_n)
+{
+	int64_t *wide = in_ints(in, key, ret_n);
+	int32_t *values = golden_alloc(*ret_n, sizeof(*values));
+
+	for (size_t i = 0; i < *ret_n; i++)
+		values[i] = (int32_t)wide[i];
+	return values;
 }
 
 int32_t *table_of(const json_t *rows, size_t *ret_rows, size_t *ret_width)

@@ -32,6 +32,7 @@ extern const struct golden_kind golden_traces[];
 extern const struct golden_kind golden_vllm[];
 extern const struct golden_kind golden_attention[];
 extern const struct golden_kind golden_batch[];
+extern const struct golden_kind golden_recurrent[];
 
 /* Zeroed memory that lives until the vector is done. */
 void *golden_alloc(size_t n, size_t size);
@@ -42,6 +43,7 @@ bool in_bool(const json_t *in, const char *key, bool otherwise);
 const char *in_text(const json_t *in, const char *key, const char *otherwise);
 /* Missing or null: NULL and *ret_n 0. */
 int64_t *in_ints(const json_t *in, const char *key, size_t *ret_n);
+int32_t *in_ints32(const json_t *in, const char *key, size_t *ret_n);
 int64_t *ints_of(const json_t *list, size_t *ret_n);
 /* Rows of equal width: [n_rows][*ret_width]. */
 int32_t *in_table(const json_t *in, const char *key, size_t *ret_rows, size_t *ret_width);

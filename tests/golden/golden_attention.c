@@ -19,16 +19,6 @@ static int refused(const char *class, json_t **ret_out)
 	return 0;
 }
 
-static int32_t *in_ints32(const json_t *in, const char *key, size_t *ret_n)
-{
-	int64_t *wide = in_ints(in, key, ret_n);
-	int32_t *values = golden_alloc(*ret_n, sizeof(*values));
-
-	for (size_t i = 0; i < *ret_n; i++)
-		values[i] = (int32_t)wide[i];
-	return values;
-}
-
 /* ---- capabilities ---- */
 
 static int dtype_of(const char *name)
