@@ -124,6 +124,7 @@ struct kv_pool {
 	bool lost; /* the daemon is gone, or GPU work can't be known to end */
 	bool read_only;	 /* index, blocks and arena are mapped for reading */
 	bool keep_epoch; /* new sequences are of head.epoch */
+	uint64_t max_seq_tokens; /* UINT64_MAX: no bound */
 
 	struct kv_layout layout;
 	struct kv_component *components; /* owned */

@@ -400,6 +400,7 @@ static int open_once(struct kv_client *client, const struct kv_pool_options *o, 
 	pool->fork_generation = kv_fork_generation;
 	pool->keep_epoch = o->keep_epoch;
 	pool->read_only = o->read_only;
+	pool->max_seq_tokens = o->max_seq_tokens ? o->max_seq_tokens : UINT64_MAX;
 	kv_link_init(&pool->later);
 	r = kv_connection_open(&pool->connection, client->socket, client->name, deadline, NULL);
 	if (!r)

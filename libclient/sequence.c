@@ -174,7 +174,7 @@ int kv_seq_need(const struct kv_seq *seq, size_t n_tokens, uint32_t *ret)
 {
 	size_t need = blocks_for(seq->pool, n_tokens);
 
-	if (need > kv_pool_max_blocks(seq->pool) + seq->n_holes)
+	if (n_tokens > seq->pool->max_seq_tokens || need > kv_pool_max_blocks(seq->pool) + seq->n_holes)
 		return KV_TOO_LARGE;
 	*ret = need > seq->n_blocks ? (uint32_t)(need - seq->n_blocks) : 0;
 	*ret += kv_seq_must_copy(seq) && n_tokens > seq->len;

@@ -147,6 +147,8 @@ struct kv_pool_options {
 	 */
 	int read_only;
 	uint32_t weight; /* capacity, as min_bytes: its part of what is left; 0: 1 (stats.h, kv_pool_set()) */
+	/* This attachment: the longest a sequence of it may be, as an engine's maximum model length; 0: no bound. */
+	uint64_t max_seq_tokens;
 };
 
 /**

@@ -115,7 +115,8 @@ int kv_seq_follow(struct kv_seq *seq, const int32_t *tokens, size_t n, int64_t t
  *
  * All or nothing: on any other answer than 0 the sequence is as before (but for what
  * kv_seq_lookup_partial() says). Shrinks nothing.
- * Return: 0; KV_NO_ROOM; KV_TOO_LARGE if the pool never has that many blocks; -ECONNRESET.
+ * Return: 0; KV_NO_ROOM; KV_TOO_LARGE if the pool never has that many blocks, or @n_tokens is
+ *         more than its max_seq_tokens; -ECONNRESET.
  */
 int kv_seq_reserve(struct kv_seq *seq, size_t n_tokens, int64_t timeout);
 

@@ -33,7 +33,7 @@ extern "C" {
 
 /* Answers (positive return values). */
 #define KV_NO_ROOM 1  /* not now: the pool is full of blocks in use; nothing was taken */
-#define KV_TOO_LARGE 2 /* never: the request exceeds the pool itself; nothing was taken */
+#define KV_TOO_LARGE 2 /* never: the request exceeds the pool itself, or its bound; nothing was taken */
 #define KV_PROMISED 3  /* another session is computing it, and the time to wait is over */
 
 #define KV_SLOT_PAD ((int64_t)-1)

@@ -86,6 +86,7 @@ START_TEST(an_empty_sequence_has_nothing)
 }
 END_TEST
 
+/* D12. */
 START_TEST(lengths_at_block_boundaries_need_the_blocks_they_need)
 {
 	static const struct {
@@ -110,6 +111,7 @@ START_TEST(lengths_at_block_boundaries_need_the_blocks_they_need)
 }
 END_TEST
 
+/* D12. */
 START_TEST(decoding_takes_a_block_exactly_before_the_token_that_needs_it)
 {
 	struct kv_seq *seq;
@@ -128,15 +130,19 @@ START_TEST(decoding_takes_a_block_exactly_before_the_token_that_needs_it)
 }
 END_TEST
 
+/* D08. */
 START_TEST(growing_charges_the_difference_and_changes_no_block)
 {
+	KV_OPTIONS(kv_pool_options, what, .name = "pool", .model = "small", .max_seq_tokens = 256);
 	struct kv_seq *seq, *neighbour = seq_new(pool, 2, 100, NULL);
+	struct kv_pool *bounded;
 	kv_block_id first[7], all[13], next[7];
 	const kv_block_id *ids;
 
 	kv_seq_blocks(neighbour, &ids);
 	memcpy(next, ids, sizeof(next));
-	must(kv_seq_new(pool, &seq));
+	must(kv_pool_open(client, &what, &bounded));
+	must(kv_seq_new(bounded, &seq));
 	must(kv_seq_reserve(seq, 100, TIMEOUT));
 	ck_assert_uint_eq(kv_seq_blocks(seq, &ids), 7);
 	memcpy(first, ids, sizeof(first));
@@ -149,14 +155,18 @@ START_TEST(growing_charges_the_difference_and_changes_no_block)
 	/* Again, and less: nothing. More than there ever is: refused, and nothing. */
 	must(kv_seq_reserve(seq, 200, TIMEOUT));
 	must(kv_seq_reserve(seq, 100, TIMEOUT));
-	ck_assert_int_eq(kv_seq_reserve(seq, 64 * 16 + 1, TIMEOUT), KV_TOO_LARGE);
+	ck_assert_int_eq(kv_seq_reserve(seq, 257, TIMEOUT), KV_TOO_LARGE);
+	ck_assert_int_eq(kv_seq_reserve(neighbour, 64 * 16 + 1, TIMEOUT), KV_TOO_LARGE);
 	ck_assert_int_eq(kv_seq_reserve(seq, SIZE_MAX, TIMEOUT), KV_TOO_LARGE);
 	ck_assert_uint_eq(kv_seq_blocks(seq, &ids), 13);
 	ck_assert_mem_eq(ids, all, sizeof(all));
 	ck_assert_uint_eq(n_free(pool), 64 - 13 - 7);
 	kv_seq_blocks(neighbour, &ids);
 	ck_assert_mem_eq(ids, next, sizeof(next));
+	must(kv_seq_reserve(seq, 256, TIMEOUT));
+	ck_assert_uint_eq(kv_seq_blocks(seq, &ids), 16);
 	kv_seq_free(seq, NULL);
+	kv_pool_close(bounded);
 	kv_seq_free(neighbour, NULL);
 	ck_assert_uint_eq(n_free(pool), 64);
 }
@@ -230,6 +240,7 @@ START_TEST(a_hit_is_whole_blocks_and_leaves_one_token_to_compute)
 }
 END_TEST
 
+/* D22. */
 START_TEST(only_what_was_published_is_found)
 {
 	struct kv_seq *seq;

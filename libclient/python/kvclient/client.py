@@ -100,13 +100,14 @@ class Client:
              plan: Optional[Plan] = None, plan_pool: int = 0,
              config: Union[str, "os.PathLike[str]", None] = None, tp_ranks: int = 0,
              gpu_mask: int = 0, min_bytes: int = 0, max_bytes: int = 0, mapped: bool = True,
-             map_mask: int = 0, timeout: Optional[float] = None) -> Pool:
+             map_mask: int = 0, max_seq_tokens: int = 0, timeout: Optional[float] = None) -> Pool:
         """Attaches to a pool, creating it if it is new.
 
         Those who give the same name share it, and must say the same ``model``, ``revision``,
         ``name_space``, ``tp_ranks`` and layout. The layout is a ``layout``, one pool of a ``plan``, or
         that of a ``config`` (a config.json, its folder, a .gguf file); with none of them the pool
-        must exist. ``mapped=False`` leases and looks up without touching the memory.
+        must exist. ``mapped=False`` leases and looks up without touching the memory. No sequence of it
+        gets room for more than ``max_seq_tokens`` (0: no bound).
 
         :raises ExistsError: a pool of that name has another identity
         :raises NotFoundError: there is none, and no layout was given
@@ -118,6 +119,7 @@ class Client:
                        name_space=texts[3], config=texts[4], tp_ranks=tp_ranks,
                        layout=layout_struct[0], gpu_mask=gpu_mask, min_bytes=min_bytes,
                        max_bytes=max_bytes, mapped=int(mapped), map_mask=map_mask,
+                       max_seq_tokens=max_seq_tokens,
                        timeout=nanoseconds(timeout), plan=plan._plan if plan else None,
                        plan_pool=plan_pool)
         ret = ffi.new("struct kv_pool **")
