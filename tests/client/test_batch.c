@@ -148,7 +148,7 @@ START_TEST(padding_names_no_block_and_no_slot)
 }
 END_TEST
 
-/* What is written through the slots of a padded batch: the tokens' own places and nothing else. */
+/* D03. What is written through the slots of a padded batch: the tokens' own places and nothing else. */
 START_TEST(padded_rows_touch_no_byte)
 {
 	struct kv_seq *seq = seq_new(pool, 1, 64, NULL);
@@ -193,15 +193,29 @@ START_TEST(padded_rows_touch_no_byte)
 }
 END_TEST
 
+/* D10. */
 START_TEST(a_reused_row_has_no_leftovers)
 {
 	struct kv_seq *large = seq_new(pool, 1, 54 * 16, NULL),
 		      *small = seq_new(pool, 2, 43 * 16, NULL);
-	struct kv_batch_item both[] = {{large, 1}, {small, 1}}, one = {small, 1};
+	struct kv_batch_item both[] = {{large, 1}, {small, 1}}, swapped[] = {{small, 1}, {large, 1}};
+	struct kv_batch_item one = {small, 1};
 
 	must(kv_batch_build(batch, both, 2, 0, 0));
 	expect_row(0, large);
 	expect_row(1, small);
+	for (int i = 0; i < 2; i++) {
+		must(kv_batch_build(batch, i ? both : swapped, 2, 0, 0));
+		expect_row((uint32_t)i, small);
+		expect_row((uint32_t)!i, large);
+	}
+	must(kv_seq_preempt(large, NULL));
+	must(kv_batch_build(batch, &one, 1, 2, 0));
+	expect_row(0, small);
+	expect_row(1, NULL);
+	kv_seq_free(large, NULL);
+	large = seq_new(pool, 1, 54 * 16, NULL);
+	must(kv_batch_build(batch, both, 2, 0, 0));
 	kv_seq_free(large, NULL);
 	must(kv_batch_build(batch, &one, 1, 2, 0)); /* it moves up into the longer one's row */
 	expect_row(0, small);
@@ -261,6 +275,7 @@ START_TEST(random_batches_have_exactly_what_they_should)
 }
 END_TEST
 
+/* D11. */
 START_TEST(draft_tokens_go_where_the_table_says)
 {
 	/* A pool of 4 tokens a block; drafts at the end of one block and into the next. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Field cases with the numbers they were told with: D15, D18, D20, D23 and D40. */
+/* Field cases with the numbers they were told with: D15, D18, D20, D23 and D40 (tests/cases.md). */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

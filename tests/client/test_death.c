@@ -67,15 +67,16 @@ static void expect_gone_soon(pid_t pid)
 
 /* ---- kill -9 ---- */
 
-/* Takes 1,000 blocks: 200 of them cached, and shared with the test; holds prefixes; reserves. */
+/* Takes 1,000 blocks: 200 of them cached, and shared with the test; 10 rows; holds prefixes; reserves. */
 static void rich(struct process *self, void *arg)
 {
 	struct kv_client *own = client_new();
-	struct kv_pool *mine = pool_new_mapped(own, "pool", 0);
+	struct kv_pool *mine = pool_new_mapped(own, "pool", 0), *rows = pool_new(own, "rows", 20);
 	struct kv_seq *reserved, *published;
 	size_t hit;
 
 	(void)arg;
+	must(kv_blocks_take(rows, 10, ids, TIMEOUT));
 	must(kv_blocks_take(mine, 700, ids, TIMEOUT));
 	for (int32_t prompt = 1; prompt <= 3; prompt++) {
 		seq_new(mine, prompt, 20 * BLOCK_TOKENS + 1, &hit);
@@ -92,6 +93,7 @@ static void rich(struct process *self, void *arg)
 /* D36. Ten thousand deaths in a row: tests/integration/kills.c. */
 START_TEST(a_killed_client_gives_everything_back)
 {
+	struct kv_pool *rows = pool_new(client, "rows", 20);
 	struct kv_seq *seqs[3], *shares;
 	struct kv_pool_stats before;
 	struct process *other;
@@ -122,6 +124,8 @@ START_TEST(a_killed_client_gives_everything_back)
 	ck_assert_uint_eq(hit_of(pool, 5, 40 * BLOCK_TOKENS + 1), 0);
 	must(kv_blocks_take(pool, N_BLOCKS, ids, TIMEOUT));
 	must(kv_blocks_give(pool, N_BLOCKS, ids));
+	must(kv_blocks_take(rows, 20, ids, TIMEOUT));
+	kv_pool_close(rows);
 }
 END_TEST
 

@@ -294,6 +294,7 @@ END_TEST
 
 /* ---- room ---- */
 
+/* D31. */
 START_TEST(a_short_request_takes_a_block_and_a_row_and_is_refused_for_rows_alone)
 {
 	const int32_t *tokens = tokens_of(1, 12);
@@ -392,7 +393,10 @@ END_TEST
 START_TEST(a_rollback_is_in_all_groups_or_in_none)
 {
 	const int32_t *tokens = tokens_of(1, 40);
-	int32_t others[40];
+	int32_t others[40], read, write, computed, steps[1 + N_DRAFTS], table[32];
+	struct kv_state_lanes lanes = {.read_rows = &read, .write_rows = &write, .n_computed = &computed,
+				       .step_rows = steps, .table = table, .table_width = 32};
+	unsigned char state[64 * 4], keys[SIZE * 64 * 4];
 	struct kv_gseq *seq;
 	const kv_block_id *ids;
 	size_t n_blocks;
@@ -405,12 +409,18 @@ START_TEST(a_rollback_is_in_all_groups_or_in_none)
 	must(kv_gseq_reserve(seq, 20, TIMEOUT));
 	must(kv_gseq_append(seq, tokens + 16, 4));
 	ck_assert(model_run(&m, seq, tokens, 4) == expected_output(tokens, 20));
+	must(kv_state_lanes(&seq, 1, 1, STATE_G, &lanes));
+	kv_seq_blocks(kv_gseq_seq(seq, FULL_G), &ids);
+	memcpy(state, block_at(m.pools[STATE_G], write), sizeof(state));
+	memcpy(keys, block_at(m.pools[FULL_G], ids[4]), sizeof(keys));
 	refused(kv_gseq_rollback(seq, 18, NULL), -ENODATA, "20");
 	refused(kv_gseq_rollback(seq, 8, NULL), -ENODATA, "8");
 	refused(kv_gseq_rollback(seq, 21, NULL), -EINVAL, "21");
 	ck_assert_uint_eq(kv_gseq_len(seq), 20);
 	n_blocks = kv_seq_blocks(kv_gseq_seq(seq, FULL_G), &ids);
 	ck_assert_uint_eq(n_blocks, 5);
+	ck_assert_mem_eq(block_at(m.pools[STATE_G], write), state, sizeof(state));
+	ck_assert_mem_eq(block_at(m.pools[FULL_G], ids[4]), keys, sizeof(keys));
 	/* Nothing was touched: the next token goes on from the state and the K and V of 20. */
 	must(kv_gseq_reserve(seq, 21, TIMEOUT));
 	must(kv_gseq_append(seq, tokens + 20, 1));
@@ -663,6 +673,7 @@ START_TEST(groups_that_share_a_pool_never_find_each_others_blocks)
 }
 END_TEST
 
+/* D07. */
 START_TEST(padding_lanes_name_the_null_row_and_take_none)
 {
 	const int32_t *tokens = tokens_of(1, 8);

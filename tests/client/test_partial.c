@@ -205,6 +205,7 @@ START_TEST(what_a_prompt_has_in_common_with_a_block_is_found_copied_and_gone_on_
 }
 END_TEST
 
+/* D26. */
 START_TEST(a_prompt_that_is_cached_as_a_whole_leaves_one_token_to_compute)
 {
 	cached_by_another(&(struct branch){1, MAX_LEN, 4 * SIZE}, 1);

@@ -179,6 +179,7 @@ static void dirty_all_and_die(struct process *self, void *arg)
 	process_wait(self);
 }
 
+/* D05. */
 START_TEST(memory_that_comes_from_another_pool_is_zero)
 {
 	struct process *other = process_start(dirty_all_and_die, NULL);

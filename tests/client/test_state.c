@@ -84,6 +84,7 @@ static void state_is(const struct kv_seq *seq, float sum)
 		       (double)row_of(ids[0])[i], (double)sum * (i + 1));
 }
 
+/* D06. */
 START_TEST(a_new_sequence_starts_from_the_zero_state_whatever_its_row_held)
 {
 	static const int32_t first[] = {1, 2, 3, 4, 5}, second[] = {10, 20};

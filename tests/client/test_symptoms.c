@@ -122,6 +122,7 @@ static uint32_t take_all(struct kv_pool *budget)
 	return n;
 }
 
+/* D35. */
 START_TEST(a_budget_does_not_depend_on_who_runs_beside_or_has_just_ended)
 {
 	struct kv_pool *first, *second, *third, *more[8] = {NULL};

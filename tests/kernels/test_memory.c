@@ -184,6 +184,7 @@ static int use_both_pools(void *arg)
 	return count_maps();
 }
 
+/* D37. */
 START_TEST(a_pool_at_an_offset_is_at_that_place_in_another_process)
 {
 	struct kv_memory *memory;
@@ -209,6 +210,7 @@ START_TEST(a_pool_at_an_offset_is_at_that_place_in_another_process)
 }
 END_TEST
 
+/* D37. */
 START_TEST(a_thousand_attaches_leave_nothing_behind)
 {
 	int n_fds, n_maps;

@@ -207,7 +207,7 @@ START_TEST(any_batch_has_the_arrays_that_its_lengths_say)
 }
 END_TEST
 
-/* D09, D11 and D39: single slots. */
+/* D11, D39, and D09 in a row of its own width: single slots. */
 START_TEST(slots_of_the_field_cases)
 {
 	static const struct {
@@ -251,6 +251,42 @@ START_TEST(slots_of_the_field_cases)
 	ck_assert_msg(run(b) == 0, "%s", kv_error_text());
 	ck_assert_int_eq(b->slots[0], cases[_i].slot);
 	batch_free(b);
+}
+END_TEST
+
+/*
+ * D09: a table of 2 rows of 32 columns. Position 130 is one past the row: without a look at its width it would
+ * be slot 146, the other row's.
+ */
+START_TEST(positions_past_the_row_and_null_blocks_have_no_slot)
+{
+	static const struct {
+		int position;
+		int64_t slot;
+	} cases[] = {{0, 28}, {3, 31}, {130, -1}, {8192, -1}, {1048575, -1}};
+
+	for (int null_block = 0; null_block < 10; null_block += 9) {
+		for (int i = 0; i < COUNT(cases); i++) {
+			struct batch *b = batch_new(2, 32);
+
+			b->args.block_tokens = 4;
+			b->args.n_tokens = 1;
+			b->args.null_block = null_block;
+			for (int c = 0; c < 64; c++)
+				b->table[c] = null_block;
+			b->table[0] = 7;
+			b->table[32] = 36;
+			b->n_query[0] = 1;
+			b->n_computed[0] = cases[i].position;
+			ck_assert_msg(run(b) == 0, "%s", kv_error_text());
+			ck_assert_int_eq(b->slots[0], cases[i].slot);
+			/* A column that the row covers, with the null block in it. */
+			b->n_computed[0] = 4 * (1 + i);
+			ck_assert_msg(run(b) == 0, "%s", kv_error_text());
+			ck_assert_int_eq(b->slots[0], KV_SLOT_PAD);
+			batch_free(b);
+		}
+	}
 }
 END_TEST
 
@@ -427,6 +463,7 @@ int main(void)
 	suite_add_tcase(suite, tcase);
 	tcase_add_loop_test(tcase, any_batch_has_the_arrays_that_its_lengths_say, 0, 8);
 	tcase_add_loop_test(tcase, slots_of_the_field_cases, 0, 16);
+	tcase_add_test(tcase, positions_past_the_row_and_null_blocks_have_no_slot);
 	tcase_add_loop_test(tcase, the_next_token_needs_a_block_exactly_at_a_boundary, 0, 9);
 	tcase_add_test(tcase, a_decode_loop_takes_blocks_before_tokens_17_and_33);
 	tcase_add_test(tcase, local_lengths_of_all_ranks_sum_to_the_length);
