@@ -481,28 +481,17 @@ static uint32_t to_be_given(const struct kv_pool *pool, uint32_t n_extents)
 
 bool kv_capacity_never_fits(const struct kv_pool *pool, uint32_t n)
 {
-	uint64_t arena = kv_limits_arena(pool->daemon, pool->gpu_mask), others = 0;
-	struct kv_daemon *d = pool->daemon;
-
-	if (n > pool->max_blocks)
+	if (pool->layout.kind == KV_LAYOUT_PAGED && n > pool->books.n_total)
 		return true;
-	if (pool->layout.kind == KV_LAYOUT_PAGED)
-		return n > pool->books.n_total;
-	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
-		struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
-
-		if (other != pool && other->gpu_mask & pool->gpu_mask)
-			others += other->min_bytes;
-	}
-	return others >= arena || n > (arena - others) / pool->block_bytes;
+	return n > kv_limits_most_blocks(pool);
 }
 
-/* Blocks in use beyond which @n more would exceed the maximum. */
+/* Blocks in use beyond which @n more would exceed what it may have. */
 static uint64_t over_limit(const struct kv_pool *pool, uint32_t n)
 {
-	uint64_t used = pool->books.n_total - pool->books.n_free;
+	uint64_t used = pool->books.n_total - pool->books.n_free, most = kv_limits_most_blocks(pool);
 
-	return used + n > pool->max_blocks ? used + n - pool->max_blocks : 0;
+	return used + n > most ? used + n - most : 0;
 }
 
 /* Its own unheld cached blocks, all that are needed or none. */
@@ -638,8 +627,9 @@ bool kv_capacity_own(struct kv_pool *pool, uint32_t n)
 uint32_t kv_capacity_at_hand(struct kv_pool *pool, uint32_t n)
 {
 	uint64_t used = pool->books.n_total - pool->books.n_free, need;
-	uint64_t most = used < pool->max_blocks ? pool->max_blocks - used : 0;
+	uint64_t most = kv_limits_most_blocks(pool);
 
+	most -= used < most ? used : most;
 	n = n < most ? n : (uint32_t)most;
 	if (lacking(pool, n) && pool->layout.kind == KV_LAYOUT_FLAT)
 		grow(pool, n, not_for(pool, true));
@@ -654,7 +644,7 @@ uint32_t kv_capacity_at_hand(struct kv_pool *pool, uint32_t n)
 
 void kv_capacity_trim(struct kv_pool *pool)
 {
-	uint32_t most = kv_capacity_extents(pool, pool->max_bytes);
+	uint32_t most = kv_capacity_extents(pool, kv_limits_most(pool));
 	uint64_t over = over_limit(pool, 0);
 
 	if (over)

@@ -335,6 +335,9 @@ int kv_limits_check(const struct kv_pool *pool, struct kv_limits *limits);
 void kv_limits_adopt(struct kv_pool *pool, const struct kv_limits *limits); /* and shows them */
 void kv_limits_set(struct kv_peer *peer, const struct kv_msg_pool_set *msg);
 uint64_t kv_limits_arena(const struct kv_daemon *d, uint32_t gpu_mask); /* the smallest of them */
+/* kv_limits_most() - bytes that a pool may have: up to its maximum, what others' minimums leave, its own in any case */
+uint64_t kv_limits_most(const struct kv_pool *pool);
+uint64_t kv_limits_most_blocks(const struct kv_pool *pool); /* likewise, the null block not counted */
 
 /* share.c: who gives when memory is short */
 void kv_shares_update(struct kv_daemon *d, uint32_t gpu_mask);
@@ -371,7 +374,7 @@ bool kv_capacity_never_fits(const struct kv_pool *pool, uint32_t n);
 uint32_t kv_capacity_at_hand(struct kv_pool *pool, uint32_t n);
 /* kv_capacity_own() - make @n blocks free by its own unheld cache alone. Return: whether that is enough. */
 bool kv_capacity_own(struct kv_pool *pool, uint32_t n);
-void kv_capacity_trim(struct kv_pool *pool); /* down to its maximum, as far as nobody holds it */
+void kv_capacity_trim(struct kv_pool *pool); /* down to kv_limits_most(), as far as nobody holds it */
 uint64_t kv_thread_ns(void); /* CPU time of this thread */
 /* kv_capacity_is_coming() - not all that is being zeroed for a request has come: no use in looking */
 bool kv_capacity_is_coming(const struct kv_session *session);

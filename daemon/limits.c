@@ -24,25 +24,52 @@ uint64_t kv_limits_arena(const struct kv_daemon *d, uint32_t gpu_mask)
 	return arena;
 }
 
-/* What other pools on these devices have been promised. */
-static uint64_t promised(const struct kv_pool *pool)
+/* What the minimums of other pools leave, on whichever of these devices they leave least. */
+static uint64_t left_by_others(const struct kv_pool *pool)
 {
 	struct kv_daemon *d = pool->daemon;
-	uint64_t sum = 0;
+	uint64_t least = UINT64_MAX;
 
-	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
-		struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
+	for (uint32_t g = 0; g < d->n_gpus; g++) {
+		uint64_t left = (uint64_t)d->extents.n[g] * d->extents.bytes;
 
-		if (other != pool && other->gpu_mask & pool->gpu_mask)
-			sum += other->min_bytes;
+		if (!(pool->gpu_mask >> g & 1))
+			continue;
+		for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
+			struct kv_pool *other = kv_container_of(l, struct kv_pool, link);
+
+			if (other != pool && other->gpu_mask >> g & 1)
+				left -= other->min_bytes < left ? other->min_bytes : left;
+		}
+		least = left < least ? left : least;
 	}
-	return sum;
+	return least;
+}
+
+uint64_t kv_limits_most(const struct kv_pool *pool)
+{
+	uint64_t left;
+
+	if (pool->layout.kind == KV_LAYOUT_PAGED) /* all that it has is its own, from the start */
+		return pool->max_bytes;
+	left = left_by_others(pool);
+	left = left > pool->min_bytes ? left : pool->min_bytes;
+	return left < pool->max_bytes ? left : pool->max_bytes;
+}
+
+uint64_t kv_limits_most_blocks(const struct kv_pool *pool)
+{
+	uint64_t n = kv_limits_most(pool) / pool->block_bytes;
+
+	/* The null block takes the place of one. */
+	n -= n > 0;
+	return n < pool->max_blocks ? n : pool->max_blocks;
 }
 
 int kv_limits_check(const struct kv_pool *pool, struct kv_limits *limits)
 {
 	uint64_t arena = kv_limits_arena(pool->daemon, pool->gpu_mask);
-	uint64_t others = promised(pool), least = 2 * pool->block_bytes;
+	uint64_t left = left_by_others(pool), least = 2 * pool->block_bytes;
 
 	if (!limits->max_bytes || limits->max_bytes > arena)
 		limits->max_bytes = arena;
@@ -57,11 +84,11 @@ int kv_limits_check(const struct kv_pool *pool, struct kv_limits *limits)
 		return kv_error(-EINVAL, "min_bytes: %llu given, max_bytes is %llu",
 				(unsigned long long)limits->min_bytes,
 				(unsigned long long)limits->max_bytes);
-	if (limits->min_bytes > arena - (others < arena ? others : arena))
+	if (limits->min_bytes > left)
 		return kv_error(-ENOMEM,
 				"min_bytes: %llu asked, but %llu of %llu bytes are promised to other "
 				"pools",
-				(unsigned long long)limits->min_bytes, (unsigned long long)others,
+				(unsigned long long)limits->min_bytes, (unsigned long long)(arena - left),
 				(unsigned long long)arena);
 	if (!limits->weight || limits->weight > KV_WEIGHT_MAX)
 		return kv_error(-EINVAL, "weight: %u given, 1 to %u are possible", limits->weight,
@@ -147,7 +174,9 @@ void kv_limits_set(struct kv_peer *peer, const struct kv_msg_pool_set *msg)
 	reply.min_bytes = pool->min_bytes;
 	reply.max_bytes = pool->max_bytes;
 	reply.weight = pool->weight;
-	kv_capacity_trim(pool);
+	/* A minimum of one is what the others may no longer have. */
+	for (struct kv_link *l = pool->daemon->pools.next; l != &pool->daemon->pools; l = l->next)
+		kv_capacity_trim(kv_container_of(l, struct kv_pool, link));
 	kv_capacity_magazines(pool);
 	kv_capacity_serve(peer->daemon);
 	kv_wire_init(&reply.head, KV_MSG_POOL_LIMITS, sizeof(reply), msg->head.tag);

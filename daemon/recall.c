@@ -36,7 +36,8 @@ uint32_t kv_idle(const struct kv_session *s)
 static bool may_recall(struct kv_session *s, int64_t now)
 {
 	struct kv_daemon *d = s->pool->daemon;
-	bool over = s->pool->books.n_total - s->pool->books.n_free > s->pool->max_blocks;
+	bool over = s->pool->books.n_total - s->pool->books.n_free >
+		    kv_limits_most_blocks(s->pool);
 	int64_t from = s->granted_ns + GRANT_GRACE;
 
 	if (s->peer->fd < 0 || !kv_idle(s))

@@ -484,7 +484,7 @@ void kv_session_drain(struct kv_session *s)
 	kv_ring_consume(&s->shm->ops, (uint32_t)s->record->ops_done);
 	kv_books_save_counts(&s->pool->books);
 	if (gave) {
-		if (s->pool->books.n_total > s->pool->max_blocks)
+		if (s->pool->books.n_total > kv_limits_most_blocks(s->pool))
 			kv_capacity_trim(s->pool);
 		kv_capacity_serve(s->pool->daemon);
 	}

@@ -298,8 +298,8 @@ struct kv_pool_limits {
  *
  * In force when it returns, for clients that are busy and those that sleep. Above a lower maximum the
  * pool gives up at once what it has cached and nobody holds, and idle leases; what is in use leaves as
- * it is given back, and until then nothing more is leased. A higher minimum is given to the pool
- * as soon as it asks: others lose what they have above their own shares.
+ * it is given back, and until then nothing more is leased. A higher minimum is kept for the pool from
+ * then on: above what all others' minimums leave to it each of the others does likewise.
  *
  * Return: 0; -ENOENT; -EINVAL, the text names the field, the value and what is possible; -ENOMEM if
  *         the minimums exceed the memory, with the numbers; -ENOTSUP for a paged pool's maximum above

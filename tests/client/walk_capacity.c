@@ -71,7 +71,7 @@ static uint64_t max_blocks(int pool)
 bool walk_too_large(enum walk_pool pool, uint64_t n)
 {
 	return n > max_blocks((int)pool) ||
-	       n > (ARENA - others_min((int)pool)) / all[pool].block_bytes;
+	       n > (ARENA - others_min((int)pool)) / all[pool].block_bytes - 1;
 }
 
 /* ---- leases ---- */
