@@ -60,6 +60,18 @@ int kv_gstate_flush(struct kv_gseq *seq, uint32_t group, void *stream)
 	return r;
 }
 
+/* Used now: checkpoints among what is dropped, which a sequence held until it ended or gave way. */
+static void stamp_drops(const struct kv_gstate *state, struct kv_pool *pool)
+{
+	struct kv_shm_blocks *shared = pool->blocks;
+	uint64_t now = kv_add_relaxed(&shared->clock, 1) + 1;
+
+	for (size_t i = 0; i < state->n_drops; i++) {
+		if (pool->refs[state->drops[i]] & (KV_REF_CACHED | KV_REF_SUBMITTED))
+			kv_store_relaxed(&pool->descriptors[state->drops[i]].stamp, now);
+	}
+}
+
 void kv_gstate_deinit(struct kv_gstate *state, struct kv_pool *pool, void *stream)
 {
 	for (uint32_t i = 0; i < state->n_own; i++)
@@ -69,9 +81,11 @@ void kv_gstate_deinit(struct kv_gstate *state, struct kv_pool *pool, void *strea
 	for (size_t i = 0; i < state->n_marks; i++)
 		drop(state, state->marks[i].row);
 	drop(state, state->found);
-	if (!kv_forked(pool->fork_generation) && state->n_drops &&
-	    kv_later_release(pool, stream, state->drops, (uint32_t)state->n_drops) < 0)
-		pool->lost = true;
+	if (!kv_forked(pool->fork_generation) && state->n_drops) {
+		stamp_drops(state, pool);
+		if (kv_later_release(pool, stream, state->drops, (uint32_t)state->n_drops) < 0)
+			pool->lost = true;
+	}
 	free(state->own);
 	free(state->spare);
 	free(state->marks);

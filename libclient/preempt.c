@@ -108,6 +108,10 @@ KV_PUBLIC int kv_gseq_preempt(struct kv_gseq *seq, void *stream)
 
 	if (r < 0)
 		return r;
+	for (uint32_t g = 0; g < seq->groups->n; g++) {
+		if (seq->groups->groups[g].kind != KV_GROUP_STATE)
+			kv_seq_stamp(seq->seqs[g], 0, seq->seqs[g]->n_submitted);
+	}
 	r = empty(seq, stream);
 	if (len)
 		seq->n_preempted = len;

@@ -19,12 +19,17 @@ static struct kv_client *client;
 static struct kv_pool *pool;
 static struct kv_view view;
 
-static void setup(void)
+static void setup_of(uint32_t n_blocks)
 {
 	daemon_start("--host", "32M");
 	client = client_new();
-	pool = pool_new_mapped(client, "pool", N_BLOCKS);
+	pool = pool_new_mapped(client, "pool", n_blocks);
 	must(kv_pool_view(pool, 0, 0, &view));
+}
+
+static void setup(void)
+{
+	setup_of(N_BLOCKS);
 }
 
 static void teardown(void)
@@ -272,6 +277,152 @@ START_TEST(a_preempted_hybrid_goes_on_from_its_last_checkpoint_with_the_same_out
 }
 END_TEST
 
+/* ---- what others do meanwhile ---- */
+
+static void setup_lru(void)
+{
+	daemon_start("--host", "32M", "--policy", "lru");
+	client = client_new();
+	pool = pool_new_mapped(client, "pool", N_BLOCKS);
+	must(kv_pool_view(pool, 0, 0, &view));
+}
+
+/* Takes so much that half of what is cached has to go, and gives it back. */
+static void squeeze(struct kv_client *c, struct kv_pool *p, const char *name)
+{
+	static kv_block_id ids[N_BLOCKS];
+	struct kv_pool_info info;
+	uint32_t n;
+
+	must(kv_ping(c, TIMEOUT));
+	kv_pool_info(p, &info);
+	n = (uint32_t)(info.max_blocks - pool_stats(c, name).blocks_cached / 2);
+	must(kv_blocks_take(p, n, ids, TIMEOUT));
+	must(kv_blocks_give(p, n, ids));
+	must(kv_ping(c, TIMEOUT));
+}
+
+START_TEST(a_preempted_sequence_was_used_last_so_that_what_was_let_go_before_is_evicted_first)
+{
+	struct kv_seq *seq = computed(tokens_of(1, PROMPT), PROMPT);
+	size_t len;
+
+	must(kv_seq_publish(seq, NULL));
+	kv_seq_free(seq_published(client, pool, 2, PROMPT), NULL);
+	must(kv_seq_preempt(seq, NULL));
+	squeeze(client, pool, "pool");
+	ck_assert_uint_eq(hit_of(pool, 2, PROMPT), 0);
+	must(kv_seq_resume(seq, PROMPT, TIMEOUT, &len));
+	ck_assert_uint_eq(len, PROMPT / BLOCK_TOKENS * BLOCK_TOKENS);
+	kv_seq_free(seq, NULL);
+}
+END_TEST
+
+static struct kv_gseq *hybrid(const struct model *m, const int32_t *tokens, size_t n)
+{
+	struct kv_gseq *seq;
+
+	must(kv_gseq_new(m->groups, &seq));
+	for (size_t len = 0; len < n;) {
+		size_t step = n - len < INTERVAL ? n - len : INTERVAL;
+
+		must(kv_gseq_reserve(seq, len + step, TIMEOUT));
+		must(kv_gseq_append(seq, tokens + len, step));
+		model_copy(m, seq);
+		model_run(m, seq, tokens + len, step);
+		must(kv_gseq_publish(seq, NULL));
+		len += step;
+	}
+	must(kv_ping(m->client, TIMEOUT));
+	return seq;
+}
+
+/* Freed or preempted: its last checkpoint and its blocks were used until then. */
+START_TEST(a_preempted_or_ended_hybrid_was_used_last_in_all_groups)
+{
+	const size_t n = 4 * INTERVAL + 1;
+	struct kv_gseq *seq, *again;
+	int32_t tokens[4 * INTERVAL + 1];
+	struct model m;
+	size_t len;
+
+	model_open(&m, 100, 40, 0);
+	memcpy(tokens, tokens_of(1, n), sizeof(tokens));
+	seq = hybrid(&m, tokens, n);
+	kv_gseq_free(hybrid(&m, tokens_of(2, n), n), NULL);
+	if (_i)
+		must(kv_gseq_preempt(seq, NULL));
+	else
+		seq = kv_gseq_free(seq, NULL);
+	for (int g = 0; g < 3; g++)
+		squeeze(m.client, m.pools[g], model_names[g]);
+	if (_i) {
+		must(kv_gseq_resume(seq, n, TIMEOUT, &len));
+	} else {
+		must(kv_gseq_new(m.groups, &again));
+		must(kv_gseq_lookup(again, tokens, n, &len));
+		seq = again;
+	}
+	ck_assert_uint_eq(len, 4 * INTERVAL);
+	kv_gseq_free(seq, NULL);
+	model_close(&m);
+}
+END_TEST
+
+/*
+ * Another one has the first three blocks in common, and the last three of six for its own content by now.
+ * Whole keys, and keys that are all equal: then only tokens and parents tell them apart.
+ */
+START_TEST(a_block_evicted_and_reused_since_the_preemption_is_not_taken_for_the_old_one)
+{
+	const size_t n = 6 * BLOCK_TOKENS, common = 3 * BLOCK_TOKENS;
+	int32_t tokens[6 * BLOCK_TOKENS], others[6 * BLOCK_TOKENS];
+	kv_block_id before[6];
+	struct kv_seq *seq, *other;
+	const kv_block_id *ids;
+	size_t len;
+
+	if (_i)
+		setenv("KVCACHED_TEST_KEY_BITS", "0", 1);
+	setup_of(6);
+	memcpy(tokens, tokens_of(1, n), sizeof(tokens));
+	memcpy(others, tokens_of(2, n), sizeof(others));
+	memcpy(others, tokens, common * sizeof(*tokens));
+	seq = computed(tokens, n);
+	kv_seq_blocks(seq, &ids);
+	memcpy(before, ids, sizeof(before));
+	must(kv_seq_preempt(seq, NULL));
+	must(kv_ping(client, TIMEOUT));
+
+	must(kv_seq_new(pool, &other));
+	must(kv_seq_lookup(other, others, n, &len));
+	ck_assert_uint_eq(len, common);
+	must(kv_seq_reserve(other, n, TIMEOUT));
+	compute(other, others, n);
+	must(kv_seq_publish(other, NULL));
+	must(kv_ping(client, TIMEOUT));
+	kv_seq_blocks(other, &ids);
+	for (int i = 3; i < 6; i++)
+		expect(ids[i] == before[3] || ids[i] == before[4] || ids[i] == before[5],
+		       "block %d isn't one of those that were evicted", ids[i]);
+
+	/* While the other one holds them there is no room, and nothing of its is touched. */
+	ck_assert_int_eq(kv_seq_resume(seq, n, 0, &len), KV_NO_ROOM);
+	has_its_bytes(other, others, n);
+	kv_seq_free(other, NULL);
+	must(kv_seq_resume(seq, n, TIMEOUT, &len));
+	ck_assert_uint_eq(len, common);
+	compute(seq, tokens, n);
+	has_its_bytes(seq, tokens, n);
+	must(kv_seq_new(pool, &other));
+	must(kv_seq_lookup(other, others, n, &len));
+	ck_assert_uint_eq(len, common);
+	kv_seq_free(other, NULL);
+	kv_seq_free(seq, NULL);
+	teardown();
+}
+END_TEST
+
 /* ---- trees ---- */
 
 START_TEST(sixty_four_samples_of_one_prompt_have_it_once)
@@ -412,6 +563,7 @@ static Suite *suite(void)
 {
 	Suite *s = suite_create("preempt");
 	TCase *preempt = tcase_create("preempt"), *trees = tcase_create("trees");
+	TCase *used = tcase_create("used last"), *reused = tcase_create("reused");
 
 	tcase_add_checked_fixture(preempt, setup, teardown);
 	tcase_set_timeout(preempt, 60);
@@ -424,6 +576,15 @@ static Suite *suite(void)
 	tcase_add_test(preempt, what_is_no_preempted_sequence_cannot_be_resumed);
 	tcase_add_test(preempt, a_preempted_hybrid_goes_on_from_its_last_checkpoint_with_the_same_output);
 	suite_add_tcase(s, preempt);
+	tcase_add_checked_fixture(used, setup_lru, teardown);
+	tcase_set_timeout(used, 60);
+	tcase_add_test(used, a_preempted_sequence_was_used_last_so_that_what_was_let_go_before_is_evicted_first);
+	tcase_add_loop_test(used, a_preempted_or_ended_hybrid_was_used_last_in_all_groups, 0, 2);
+	suite_add_tcase(s, used);
+	tcase_set_timeout(reused, 60);
+	tcase_add_loop_test(reused,
+			    a_block_evicted_and_reused_since_the_preemption_is_not_taken_for_the_old_one, 0, 2);
+	suite_add_tcase(s, reused);
 	tcase_add_checked_fixture(trees, setup, teardown);
 	tcase_set_timeout(trees, 60);
 	tcase_add_test(trees, sixty_four_samples_of_one_prompt_have_it_once);
