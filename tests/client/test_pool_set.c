@@ -19,7 +19,7 @@
 #define MIB	   ((uint64_t)1 << 20)
 #define BLOCKS	   512 /* of a MiB */
 #define ALL	   (64 * BLOCKS)
-#define AT_ONCE_MS 1000 /* of which nothing is waiting: rounds of a busy machine */
+#define AT_ONCE_MS 2000 /* of which nothing is waiting: rounds of a busy machine */
 
 /* Processes of a test see the same. */
 struct seen {
