@@ -182,6 +182,7 @@ static int capture(struct kv_model *model, const struct kv_view *views, uint32_t
 		.tokens = (const int32_t *)(const void *)(at + p.tokens),
 		.attention = kv_model_attention(model),
 	};
+	void *graph = NULL;
 	int r, ended;
 
 	for (uint32_t i = 0; i < model->n_angles; i++)
@@ -206,8 +207,13 @@ static int capture(struct kv_model *model, const struct kv_view *views, uint32_t
 	r = kv_model_queue(model, &run, views, (const int32_t *)(const void *)(at + p.rows), n);
 	ops->download(model->dense, g->logits, model->act.logits,
 		      (size_t)n * model->shape.n_vocab * sizeof(float));
-	ended = ops->recorded(model->dense, ret);
-	return r < 0 ? r : ended;
+	ended = ops->recorded(model->dense, &graph);
+	if (r < 0 && !ended)
+		ops->graph_free(model->dense, graph); /* of a part of the layers */
+	if (r < 0 || ended < 0)
+		return r < 0 ? r : ended;
+	*ret = graph;
+	return 0;
 }
 
 int kv_model_graphs_step(struct kv_model *model, const struct kv_batch_data *batches,
@@ -223,12 +229,12 @@ int kv_model_graphs_step(struct kv_model *model, const struct kv_batch_data *bat
 		forget(model, g);
 		memcpy(g->views, views, views_bytes);
 	}
+	fill(model, batches, n);
 	if (!g->graphs[size]) {
 		r = capture(model, views, n, &g->graphs[size]);
 		if (r < 0)
 			return r;
 	}
-	fill(model, batches, n);
 	ops->replay(model->dense, g->graphs[size]);
 	r = ops->finish(model->dense);
 	if (r < 0)
