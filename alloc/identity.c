@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "alloc/identity.h"
+#include "include/internal/error.h"
 
 #define KIND_FIELD 1u
 #define KIND_EXTRA 2u
@@ -112,13 +113,13 @@ int kv_identity_add(struct kv_identity *identity, const struct kv_item *item)
 		void *items = realloc(identity->items, room * sizeof(*identity->items));
 
 		if (!items)
-			return -ENOMEM;
+			return kv_no_memory();
 		identity->items = items;
 		identity->room = room;
 	}
 	own.bytes = malloc(item->n_bytes ? item->n_bytes : 1);
 	if (!own.bytes)
-		return -ENOMEM;
+		return kv_no_memory();
 	if (item->n_bytes)
 		memcpy(own.bytes, item->bytes, item->n_bytes);
 	while (at && compare(&identity->items[at - 1], &own) > 0)

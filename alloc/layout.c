@@ -84,6 +84,8 @@ int kv_layout_check(const struct kv_layout *layout)
 	if (layout->n_components < 1 || layout->n_components > KV_MAX_COMPONENTS)
 		return kv_error(-EINVAL, "layout.n_components: %u given, 1..%u allowed",
 				layout->n_components, KV_MAX_COMPONENTS);
+	if (!layout->components)
+		return kv_error(-EINVAL, "layout.components: NULL given, n_components is %u", layout->n_components);
 	for (uint32_t i = 0; i < layout->n_components; i++) {
 		int r = check_component(&layout->components[i], i);
 

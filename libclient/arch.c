@@ -25,11 +25,11 @@ int kv_arch_new(uint32_t n_layers, const char *what, struct kv_arch **ret_model)
 				KV_ARCH_MAX_LAYERS);
 	model = calloc(1, sizeof(*model));
 	if (!model)
-		return -ENOMEM;
+		return kv_no_memory();
 	model->layers = calloc(n_layers, sizeof(*model->layers));
 	if (!model->layers) {
 		free(model);
-		return -ENOMEM;
+		return kv_no_memory();
 	}
 	model->n_layers = n_layers;
 	model->dtype = KV_BF16;
@@ -141,7 +141,7 @@ static int read_file(int fd, size_t size, const char *path, char **ret_text)
 	size_t n = 0;
 
 	if (!text)
-		return -ENOMEM;
+		return kv_no_memory();
 	while (n < size) {
 		ssize_t got = read(fd, text + n, size - n);
 

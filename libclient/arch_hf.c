@@ -128,7 +128,7 @@ int kv_arch_from_hf(const json_t *config, const char *what, struct kv_arch **ret
 		return read_model(config, text, type, what, ret_model);
 	decoder = json_copy((json_t *)text);
 	if (!decoder)
-		return -ENOMEM;
+		return kv_no_memory();
 	r = decoder_part(decoder, &encoder_tokens);
 	if (!r)
 		r = read_model(config, decoder, type, what, ret_model);

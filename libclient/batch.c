@@ -50,7 +50,7 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 				"1..2^24, 1..2^30, 1..2^24 are allowed", seqs, tokens, width);
 	b = calloc(1, sizeof(*b));
 	if (!b)
-		return -ENOMEM;
+		return kv_no_memory();
 	b->pool = pool;
 	b->limits = o;
 	sizes[0] = aligned(seqs * width * sizeof(int32_t));
@@ -77,7 +77,7 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 			kv_pinned_free(pool->device, memory);
 		free(b->filled);
 		free(b);
-		return r < 0 ? r : -ENOMEM;
+		return r < 0 ? r : kv_no_memory();
 	}
 	p = memory;
 	b->table = (int32_t *)p;
@@ -136,9 +136,16 @@ static int check_items(const struct kv_batch *b, const struct kv_batch_item *ite
 {
 	uint64_t n_tokens = 0;
 
+	if (n_items > b->limits.max_seqs || pad_seqs > b->limits.max_seqs)
+		return kv_error(-E2BIG, "batch: %u sequences (%u padded), max_seqs is %u", n_items,
+				pad_seqs, b->limits.max_seqs);
+	if (n_items && !items)
+		return kv_error(-EINVAL, "items: NULL given for %u sequences", n_items);
 	for (uint32_t i = 0; i < n_items; i++) {
 		const struct kv_seq *seq = items[i].seq;
 
+		if (!seq)
+			return kv_error(-EINVAL, "items[%u].seq: none given", i);
 		if (seq->pool != b->pool)
 			return kv_error(-EINVAL, "items[%u].seq: a sequence of another pool", i);
 		if (!items[i].n_query || items[i].n_query > seq->len)
@@ -149,9 +156,6 @@ static int check_items(const struct kv_batch *b, const struct kv_batch_item *ite
 					seq->n_blocks, b->limits.max_blocks_per_seq);
 		n_tokens += items[i].n_query;
 	}
-	if (n_items > b->limits.max_seqs || pad_seqs > b->limits.max_seqs)
-		return kv_error(-E2BIG, "batch: %u sequences (%u padded), max_seqs is %u", n_items,
-				pad_seqs, b->limits.max_seqs);
 	if (n_tokens > b->limits.max_tokens || pad_tokens > b->limits.max_tokens)
 		return kv_error(-E2BIG, "batch: %llu tokens (%u padded), max_tokens is %u",
 				(unsigned long long)n_tokens, pad_tokens, b->limits.max_tokens);
@@ -294,7 +298,7 @@ static int copy_on(struct kv_batch *b, uint32_t gpu, void *stream)
 				     .stream = stream };
 
 	if (!views)
-		return -ENOMEM;
+		return kv_no_memory();
 	for (uint32_t i = 0; i < n; i++)
 		kv_pool_view(b->pool, gpu, i, &views[i]);
 	return kv_copy_blocks(&args);

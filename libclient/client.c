@@ -20,9 +20,12 @@ int64_t kv_deadline(int64_t timeout)
 
 int kv_options_copy(void *to, size_t size, const void *options)
 {
-	size_t given = *(const size_t *)options;
+	size_t given;
 
 	memset(to, 0, size);
+	if (!options)
+		return kv_error(-EINVAL, "options: NULL given; a struct that begins with its size is needed");
+	given = *(const size_t *)options;
 	if (given < sizeof(size_t) || given > 4096)
 		return kv_error(-EINVAL, "options.size: %zu given; sizeof the struct is needed", given);
 	memcpy(to, options, given < size ? given : size);
@@ -40,7 +43,7 @@ KV_PUBLIC int kv_connect(const struct kv_connect_options *options, struct kv_cli
 		return r;
 	client = calloc(1, sizeof(*client));
 	if (!client)
-		return -ENOMEM;
+		return kv_no_memory();
 	pthread_mutex_init(&client->lock, NULL);
 	client->fork_generation = kv_fork_generation;
 	strncpy(client->name, o.name ? o.name : program_invocation_short_name,

@@ -76,7 +76,7 @@ int kv_connection_open(struct kv_connection *c, const char *socket, const char *
 	kv_link_init(&c->link);
 	c->buffer = malloc(KV_WIRE_MAX);
 	if (!c->buffer)
-		return -ENOMEM;
+		return kv_no_memory();
 	strncpy(hello.name, name, sizeof(hello.name) - 1);
 	strncpy(hello.version, kv_version(), sizeof(hello.version) - 1);
 	/* A worker that dies between connect and WELCOME takes the connection along, not the call. */

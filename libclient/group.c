@@ -109,11 +109,11 @@ KV_PUBLIC int kv_groups_new(const struct kv_groups_options *options, struct kv_g
 		return r;
 	groups = calloc(1, sizeof(*groups));
 	if (!groups)
-		return -ENOMEM;
+		return kv_no_memory();
 	groups->n = o.n_groups;
 	groups->groups = malloc(o.n_groups * sizeof(*groups->groups));
 	groups->ordinals = calloc(o.n_groups, sizeof(*groups->ordinals));
-	r = groups->groups && groups->ordinals ? 0 : -ENOMEM;
+	r = groups->groups && groups->ordinals ? 0 : kv_no_memory();
 	if (!r) {
 		memcpy(groups->groups, o.groups, o.n_groups * sizeof(*o.groups));
 		r = work_out_units(groups);
@@ -172,7 +172,7 @@ static void tie(struct kv_gseq *seq, uint32_t g)
 KV_PUBLIC int kv_gseq_new(struct kv_groups *groups, struct kv_gseq **ret)
 {
 	struct kv_gseq *seq = seq_alloc(groups);
-	int r = seq ? 0 : -ENOMEM;
+	int r = seq ? 0 : kv_no_memory();
 
 	for (uint32_t g = 0; g < groups->n && !r; g++) {
 		uint32_t ordinal = groups->ordinals[g];
@@ -333,7 +333,7 @@ static int count_need(const struct kv_gseq *seq, size_t n_tokens, struct taken *
 		n += t->must[g] + t->may[g];
 	}
 	t->ids = malloc(n * sizeof(*t->ids));
-	return t->ids ? 0 : -ENOMEM;
+	return t->ids ? 0 : kv_no_memory();
 }
 
 static int take(const struct kv_gseq *seq, struct taken *t, int64_t timeout)
@@ -469,7 +469,7 @@ KV_PUBLIC int kv_gseq_fork(struct kv_gseq *seq, struct kv_gseq **ret)
 {
 	const struct kv_groups *groups = seq->groups;
 	struct kv_gseq *child = seq_alloc(seq->groups);
-	int r = child ? kv_identity_copy(&child->identity, &seq->identity) : -ENOMEM;
+	int r = child ? kv_identity_copy(&child->identity, &seq->identity) : kv_no_memory();
 
 	if (!r)
 		r = kv_gseq_keep_tokens(child, seq->tokens, seq->len ? seq->len : seq->n_preempted);

@@ -232,7 +232,7 @@ static int search_init(struct search *s)
 
 	s->groups = calloc(groups->n, sizeof(*s->groups));
 	if (!s->groups)
-		return -ENOMEM;
+		return kv_no_memory();
 	for (uint32_t g = 0; g < groups->n; g++) {
 		struct candidates *c = &s->groups[g];
 		size_t n = s->best / groups->groups[g].pool->head.block_tokens;
@@ -241,12 +241,12 @@ static int search_init(struct search *s)
 			continue;
 		c->blocks = malloc((n + 1) * sizeof(*c->blocks));
 		if (!c->blocks)
-			return -ENOMEM;
+			return kv_no_memory();
 		for (; c->n < n; c->n++)
 			c->blocks[c->n] = UNKNOWN;
 		/* From here on, what is found can be adopted without asking for memory. */
 		if (kv_seq_make_room(s->seq->seqs[g], s->best, n) < 0)
-			return -ENOMEM;
+			return kv_no_memory();
 	}
 	return 0;
 }

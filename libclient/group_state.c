@@ -148,7 +148,7 @@ int kv_gstate_reserve(struct kv_gseq *seq, uint32_t group, const kv_block_id *id
 	if (!state->own) {
 		state->own = calloc(1 + g->n_drafts, sizeof(*state->own));
 		if (!state->own)
-			return -ENOMEM;
+			return kv_no_memory();
 	}
 	for (; state->n_own < 1 + g->n_drafts; state->n_own++)
 		state->own[state->n_own] = *ids++;

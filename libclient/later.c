@@ -69,7 +69,7 @@ static int add(struct kv_pool *pool, void *stream, const struct kv_op *ops, uint
 		return 0;
 	later = later_new(ops, n_ops, ids, n_ids);
 	if (!later)
-		return -ENOMEM;
+		return kv_no_memory();
 	r = kv_event_new(pool->device, &later->event);
 	if (!r)
 		r = kv_event_record(later->event, stream);

@@ -189,7 +189,7 @@ static int send_open(struct kv_pool *pool, const struct kv_pool_options *o, int6
 	int r;
 
 	if (!msg)
-		return -ENOMEM;
+		return kv_no_memory();
 	for (int i = 0; i < 4; i++) {
 		if (texts[i] && strlen(texts[i]) >= KV_NAME_MAX)
 			return kv_error(-EINVAL, "%s: '%s' has %zu bytes, at most %d are allowed",
@@ -263,7 +263,7 @@ static int fetch_layout(struct kv_pool *pool, int64_t deadline)
 				msg->n_components, msg->head.size);
 	pool->components = malloc(list ? list : 1);
 	if (!pool->components)
-		return -ENOMEM;
+		return kv_no_memory();
 	memcpy(pool->components, msg->components, list);
 	pool->layout = (struct kv_layout){ .kind = msg->kind,
 					   .flags = msg->flags,
@@ -289,7 +289,7 @@ static int attach_gpu(struct kv_pool *pool, uint32_t gpu, int64_t deadline)
 		int *more = realloc(fds, (have + KV_WIRE_MAX_FDS) * sizeof(*fds));
 		uint32_t n = 0;
 
-		r = more ? 0 : -ENOMEM;
+		r = more ? 0 : kv_no_memory();
 		if (r < 0)
 			break;
 		fds = more;
@@ -395,7 +395,7 @@ static int open_once(struct kv_client *client, const struct kv_pool_options *o, 
 	int r;
 
 	if (!pool)
-		return -ENOMEM;
+		return kv_no_memory();
 	pool->client = client;
 	pool->fork_generation = kv_fork_generation;
 	pool->keep_epoch = o->keep_epoch;

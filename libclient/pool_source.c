@@ -57,7 +57,7 @@ int kv_pool_source_init(struct kv_pool_source *source, struct kv_pool_options *o
 				o->plan->n_pools);
 	source->components = calloc(o->plan->n_components, sizeof(*source->components));
 	if (!source->components)
-		return -ENOMEM;
+		return kv_no_memory();
 	r = kv_plan_pool_layout(o->plan, o->plan_pool, source->components, &source->layout);
 	if (r < 0)
 		return r;

@@ -104,7 +104,7 @@ KV_PUBLIC int kv_seq_publish(struct kv_seq *seq, void *stream)
 	r = kv_seq_grow((void **)&seq->keys, &seq->keys_room, end, sizeof(*seq->keys));
 	if (!ops || r < 0) {
 		seq->n_submitted = asked;
-		return -ENOMEM;
+		return kv_no_memory();
 	}
 	now = kv_add_relaxed(&shared->clock, end - seq->n_submitted);
 	for (size_t i = seq->n_submitted; i < end; i++) {

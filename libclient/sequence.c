@@ -23,11 +23,14 @@ int kv_seq_grow(void **array, size_t *room, size_t n, size_t item)
 
 	if (n <= *room)
 		return 0;
+	/* The last power of 2 of which twice as many bytes can be counted. */
+	if (n > SIZE_MAX / 4 / item)
+		return kv_error(-ENOMEM, "no memory for %zu tokens or blocks", n);
 	while (more < n)
 		more *= 2;
 	p = realloc(*array, more * item);
 	if (!p)
-		return -ENOMEM;
+		return kv_no_memory();
 	*array = p;
 	*room = more;
 	return 0;
@@ -44,7 +47,7 @@ KV_PUBLIC int kv_seq_new(struct kv_pool *pool, struct kv_seq **ret)
 		return r;
 	seq = pool->spare ? pool->spare : calloc(1, sizeof(*seq));
 	if (!seq)
-		return -ENOMEM;
+		return kv_no_memory();
 	pool->spare = NULL;
 	seq->pool = pool;
 	pool->n_seqs++;

@@ -120,6 +120,8 @@ KV_PUBLIC int kv_block_show(struct kv_client *client, const char *pool, kv_block
 
 	if (r < 0)
 		return r;
+	if (!pool)
+		return kv_error(-EINVAL, "pool: NULL given, a name is needed");
 	if (strlen(pool) >= KV_NAME_MAX)
 		return kv_error(-EINVAL, "pool: '%s' is longer than %d bytes", pool, KV_NAME_MAX - 1);
 	strcpy(ask.pool, pool);

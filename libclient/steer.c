@@ -18,6 +18,8 @@ static int ask_of(struct kv_client *client, const char *name, char *to, void *as
 
 	if (r < 0)
 		return r;
+	if (!name)
+		return kv_error(-EINVAL, "name: NULL given, which pool?");
 	if (strlen(name) >= KV_NAME_MAX)
 		return kv_error(-EINVAL, "name: '%s' is longer than %d bytes", name,
 				KV_NAME_MAX - 1);

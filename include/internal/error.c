@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -15,6 +16,11 @@ int kv_error(int r, const char *format, ...)
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
 	return r;
+}
+
+int kv_no_memory(void)
+{
+	return kv_error(-ENOMEM, "no memory");
 }
 
 KV_PUBLIC const char *kv_error_text(void)

@@ -16,6 +16,9 @@ extern "C" {
 /* Stores the text and returns @r, which is negative. */
 int kv_error(int r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* -ENOMEM, with a text: that of an earlier failure would stand there otherwise. */
+int kv_no_memory(void);
+
 /* kv_error_text() - text of this thread's last failure; "" if none. Public, in client.h. */
 const char *kv_error_text(void);
 

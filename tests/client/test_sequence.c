@@ -675,6 +675,51 @@ START_TEST(rolling_back_before_the_answer_to_a_publish_is_no_harm)
 }
 END_TEST
 
+/*
+ * Lengths that come of a wrong subtraction: looking up SIZE_MAX tokens went on for ever. And what says that there is no
+ * memory once left the text of an earlier failure.
+ */
+START_TEST(a_prompt_of_more_tokens_than_there_is_memory_is_refused_at_once)
+{
+	static const size_t lengths[] = {SIZE_MAX, SIZE_MAX / 2 + 2, SIZE_MAX / 16 + 1};
+	const int32_t *tokens = tokens_of(1, 16);
+	struct kv_seq *seq;
+	size_t hit;
+
+	must(kv_seq_new(pool, &seq));
+	refused(kv_seq_field(seq, 0, NULL, 0), -EINVAL, "tag");
+	refused(kv_seq_lookup(seq, tokens, lengths[_i], &hit), -ENOMEM, "no memory");
+	ck_assert_uint_eq(kv_seq_len(seq), 0);
+	kv_seq_free(seq, NULL);
+}
+END_TEST
+
+START_TEST(what_is_not_given_is_named)
+{
+	struct kv_layout layout = *small_layout();
+	KV_OPTIONS(kv_pool_options, what, .name = "none", .layout = &layout);
+	KV_OPTIONS(kv_batch_options, sizes, .max_seqs = 2, .max_tokens = 8, .max_blocks_per_seq = 4);
+	struct kv_batch_item item = {NULL, 1};
+	struct kv_groups *groups;
+	struct kv_batch *batch;
+	struct kv_pool *p;
+
+	refused(kv_pool_open(client, NULL, &p), -EINVAL, "options: NULL");
+	refused(kv_batch_new(pool, NULL, &batch), -EINVAL, "options: NULL");
+	refused(kv_groups_new(NULL, &groups), -EINVAL, "options: NULL");
+	layout.components = NULL;
+	refused(kv_pool_open(client, &what, &p), -EINVAL, "layout.components: NULL");
+	refused(kv_pool_drop(client, NULL, 0), -EINVAL, "name: NULL");
+	refused(kv_pool_new_epoch(client, NULL, NULL, NULL, 0), -EINVAL, "name: NULL");
+	refused(kv_pool_compact(client, NULL, 0, 0), -EINVAL, "name: NULL");
+	must(kv_batch_new(pool, &sizes, &batch));
+	refused(kv_batch_build(batch, &item, 1, 0, 0), -EINVAL, "items[0].seq");
+	refused(kv_batch_build(batch, NULL, 1, 0, 0), -EINVAL, "items: NULL");
+	refused(kv_batch_build(batch, &item, UINT32_MAX, 0, 0), -E2BIG, "max_seqs is 2");
+	kv_batch_free(batch);
+}
+END_TEST
+
 static Suite *suite(void)
 {
 	Suite *s = suite_create("client/sequence");
@@ -708,6 +753,8 @@ static Suite *suite(void)
 	tcase_add_test(tcase, dropping_forgets_what_nobody_holds);
 	tcase_add_test(tcase, rolling_back_forgets_tokens_and_lets_blocks_go);
 	tcase_add_test(tcase, rolling_back_before_the_answer_to_a_publish_is_no_harm);
+	tcase_add_loop_test(tcase, a_prompt_of_more_tokens_than_there_is_memory_is_refused_at_once, 0, 3);
+	tcase_add_test(tcase, what_is_not_given_is_named);
 	suite_add_tcase(s, tcase);
 	return s;
 }
