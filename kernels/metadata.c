@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Batch metadata: arguments, the host's build, and blocks of two sizes. */
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "include/internal/error.h"
 #include "include/internal/public.h"
@@ -100,13 +102,16 @@ int kv_metadata_host(const struct kv_metadata_args *a)
 
 KV_PUBLIC int kv_metadata_build(const struct kv_metadata_args *args)
 {
-	struct kv_metadata_args a;
+	struct kv_metadata_args a = {0};
+	size_t given = args->size;
 	int r;
 
-	r = kv_check_size("kv_metadata_args", args->size, sizeof(*args));
-	if (r < 0)
-		return r;
-	a = *args;
+	if (given != offsetof(struct kv_metadata_args, cp_empty)) {
+		r = kv_check_size("kv_metadata_args", given, sizeof(*args));
+		if (r < 0)
+			return r;
+	}
+	memcpy(&a, args, given);
 	r = kv_check_device(a.device);
 	if (r < 0)
 		return r;

@@ -71,6 +71,9 @@ KV_HD static inline void kv_metadata_token(const struct kv_metadata_args *a, int
 		a->positions[t] = position;
 	if (a->slots)
 		a->slots[t] = kv_metadata_slot(a, b, position);
+	if (a->cp_empty)
+		a->cp_empty[t] = kv_local_len(a->cp_size, a->cp_rank, a->cp_interleave,
+					      (int64_t)a->n_computed[b] + a->n_query[b]) == 0;
 }
 
 KV_HD static inline void kv_metadata_pad(const struct kv_metadata_args *a, int t)
@@ -81,6 +84,8 @@ KV_HD static inline void kv_metadata_pad(const struct kv_metadata_args *a, int t
 		a->positions[t] = 0;
 	if (a->slots)
 		a->slots[t] = KV_SLOT_PAD;
+	if (a->cp_empty)
+		a->cp_empty[t] = 1;
 }
 
 #endif

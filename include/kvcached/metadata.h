@@ -12,6 +12,8 @@
  *	token_to_seq	[T] whose the token is; 0 past the last
  *	is_prefilling	[R] 1 while n_computed < n_prompt
  *	cp_local_lens	[R] of seq_lens' tokens those on this rank
+ *	cp_empty	[T] 1 where that is 0 for the token's sequence, and past the last token: such a
+ *			row's lse counts as -infinity when ranks combine; else 0
  *
  * Rows of block_table are those of the kernel's block size; kv_table_expand() makes them of a pool's
  * larger blocks. Threads: every function may be called from any thread at any time.
@@ -55,6 +57,7 @@ struct kv_metadata_args {
 	uint8_t *is_prefilling;
 	int32_t *max_lens; /* [2] longest query, longest sequence */
 	void *stream;
+	uint8_t *cp_empty; /* output; a caller that gives a smaller `size` has none */
 };
 
 /**

@@ -3,6 +3,7 @@
 #include <check.h>
 #include <errno.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,7 +27,7 @@ struct batch {
 	int32_t query_start_loc[MAX_SEQS + 1], seq_lens[MAX_SEQS], local[MAX_SEQS];
 	int32_t token_to_seq[MAX_TOKENS], max_lens[2];
 	int64_t positions[MAX_TOKENS], slots[MAX_TOKENS];
-	uint8_t prefilling[MAX_SEQS];
+	uint8_t prefilling[MAX_SEQS], empty[MAX_TOKENS];
 };
 
 static void *upload(const void *from, size_t bytes)
@@ -62,6 +63,7 @@ static int run(struct batch *b)
 		{b->slots, (void **)&a.slots, t * 8, true},
 		{b->prefilling, (void **)&a.is_prefilling, r, true},
 		{b->max_lens, (void **)&a.max_lens, 8, true},
+		{b->empty, (void **)&a.cp_empty, t, true},
 	};
 	int result;
 
@@ -116,6 +118,8 @@ static void check_build(const struct batch *b)
 		for (int i = 0; i < n; i++, t++) {
 			int64_t p = b->n_computed[s] + i;
 
+			expect(b->empty[t] == (local == 0), "token %d: %d, its sequence has %d tokens here",
+			       t, b->empty[t], local);
 			expect(b->token_to_seq[t] == s && b->positions[t] == p &&
 				       b->slots[t] == slot_of(b, s, p),
 			       "token %d: sequence %d, position %lld, slot %lld; %d, %lld, %lld are "
@@ -127,7 +131,8 @@ static void check_build(const struct batch *b)
 		       b->query_start_loc[s + 1], t);
 	}
 	for (; t < b->args.n_tokens; t++)
-		expect(b->token_to_seq[t] == 0 && b->positions[t] == 0 && b->slots[t] == -1,
+		expect(b->token_to_seq[t] == 0 && b->positions[t] == 0 && b->slots[t] == -1 &&
+			       b->empty[t] == 1,
 		       "padded token %d", t);
 	ck_assert_int_eq(b->max_lens[0], longest);
 	ck_assert_int_eq(b->max_lens[1], longest_seq);
@@ -448,6 +453,26 @@ START_TEST(lengths_that_do_not_fit_are_refused_or_left_out)
 }
 END_TEST
 
+START_TEST(a_caller_that_knows_fewer_fields_gives_a_smaller_size)
+{
+	int32_t one = 1, none = 0;
+	struct kv_metadata_args a = {.size = offsetof(struct kv_metadata_args, cp_empty),
+				     .device = KV_DEVICE_HOST,
+				     .n_seqs = 1,
+				     .n_tokens = 1,
+				     .block_tokens = 16,
+				     .n_query = &one,
+				     .n_computed = &none,
+				     .cp_empty = (uint8_t *)1}; /* past its struct */
+
+	ck_assert_int_eq(kv_metadata_build(&a), 0);
+	a.size -= 8;
+	ck_assert_int_eq(kv_metadata_build(&a), -EINVAL);
+	a.size = sizeof(a) + 8;
+	ck_assert_int_eq(kv_metadata_build(&a), -EINVAL);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("kernels/metadata");
@@ -469,6 +494,7 @@ int main(void)
 	tcase_add_test(tcase, local_lengths_of_all_ranks_sum_to_the_length);
 	tcase_add_test(tcase, a_pools_block_may_be_larger_than_the_kernels);
 	tcase_add_test(tcase, lengths_that_do_not_fit_are_refused_or_left_out);
+	tcase_add_test(tcase, a_caller_that_knows_fewer_fields_gives_a_smaller_size);
 	srunner_run_all(runner, CK_NORMAL);
 	n_failed = srunner_ntests_failed(runner);
 	srunner_free(runner);
