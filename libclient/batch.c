@@ -229,6 +229,17 @@ KV_PUBLIC int kv_batch_annotate(struct kv_batch *b, const struct kv_batch_note *
 	return kv_batch_notes_fill(&b->notes, &b->data, notes, n_notes);
 }
 
+KV_PUBLIC int kv_batch_logits(struct kv_batch *b, const uint32_t *n_logits, uint32_t n, uint32_t pad)
+{
+	int r = kv_forked(b->pool->fork_generation);
+
+	if (r < 0)
+		return r;
+	if (pad > b->limits.max_tokens)
+		return kv_error(-E2BIG, "pad: %u given, max_tokens is %u", pad, b->limits.max_tokens);
+	return kv_batch_notes_logits(&b->notes, &b->data, n_logits, n, pad);
+}
+
 KV_PUBLIC int kv_batch_build(struct kv_batch *b, const struct kv_batch_item *items, uint32_t n_items,
 			     uint32_t pad_seqs, uint32_t pad_tokens)
 {

@@ -12,7 +12,7 @@ static size_t aligned(size_t bytes)
 size_t kv_batch_notes_bytes(size_t seqs, size_t tokens)
 {
 	return 2 * aligned(seqs) + 3 * aligned(seqs * sizeof(int32_t)) +
-	       tokens * 2 * sizeof(int32_t);
+	       tokens * 3 * sizeof(int32_t);
 }
 
 void kv_batch_notes_place(struct kv_batch_notes *n, void *memory, size_t seqs, size_t tokens)
@@ -26,13 +26,15 @@ void kv_batch_notes_place(struct kv_batch_notes *n, void *memory, size_t seqs, s
 	n->window_prefix_lens = (int32_t *)(void *)(p += words);
 	n->replay_bases = (int32_t *)(void *)(p += words);
 	n->doc_ranges = (int32_t(*)[2])(void *)(p + words);
+	n->logits_indices = n->doc_ranges[tokens];
 }
 
 void kv_batch_notes_clear(struct kv_batch_data *data)
 {
 	data->is_prefilling = data->seq_causal = NULL;
 	data->encoder_lens = data->window_prefix_lens = data->replay_bases = NULL;
-	data->doc_ranges = NULL;
+	data->doc_ranges = data->logits_indices = NULL;
+	data->n_logits = data->n_logits_padded = data->max_logits_per_seq = 0;
 }
 
 static int check(const struct kv_batch_data *data, const struct kv_batch_note *notes,
@@ -108,5 +110,36 @@ int kv_batch_notes_fill(struct kv_batch_notes *n, struct kv_batch_data *data,
 	data->window_prefix_lens = prefixes ? n->window_prefix_lens : NULL;
 	data->replay_bases = bases ? n->replay_bases : NULL;
 	data->doc_ranges = fill_docs(n, data, notes) ? n->doc_ranges[0] : NULL;
+	return 0;
+}
+
+int kv_batch_notes_logits(struct kv_batch_notes *n, struct kv_batch_data *data,
+			  const uint32_t *n_logits, uint32_t n_items, uint32_t pad)
+{
+	uint32_t at = 0, most = 0;
+
+	if (n_items != data->n_real_seqs)
+		return kv_error(-EINVAL, "n: %u given, the batch has %u sequences", n_items,
+				data->n_real_seqs);
+	for (uint32_t i = 0; i < n_items; i++) {
+		uint32_t n_query = (uint32_t)(data->query_start_loc[i + 1] - data->query_start_loc[i]);
+
+		if (n_logits[i] > n_query)
+			return kv_error(-EINVAL, "n_logits[%u]: %u given, the item has %u queries", i,
+					n_logits[i], n_query);
+	}
+	for (uint32_t i = 0; i < n_items; i++) {
+		uint32_t end = (uint32_t)data->query_start_loc[i + 1];
+
+		for (uint32_t k = n_logits[i]; k > 0; k--)
+			n->logits_indices[at++] = (int32_t)(end - k);
+		most = n_logits[i] > most ? n_logits[i] : most;
+	}
+	data->n_logits = at;
+	for (; at < pad; at++)
+		n->logits_indices[at] = data->n_logits ? n->logits_indices[data->n_logits - 1] : 0;
+	data->n_logits_padded = at;
+	data->max_logits_per_seq = most;
+	data->logits_indices = n->logits_indices;
 	return 0;
 }

@@ -4,6 +4,7 @@
 #include <kvcached/backend.h>
 #include <kvcached/schedule.h>
 #include <stdbool.h>
+#include <string.h>
 
 #include "include/internal/error.h"
 #include "include/internal/public.h"
@@ -266,6 +267,109 @@ KV_PUBLIC int kv_doc_rows(const int32_t (*docs)[3], int32_t n_docs, const int32_
 		}
 	}
 	return any;
+}
+
+KV_PUBLIC int kv_doc_table(const int32_t (*docs)[3], int32_t n_docs, int32_t n_seqs, int32_t width,
+			   int32_t *ret_table)
+{
+	int32_t most = 0;
+
+	for (int32_t i = 0; i < n_docs; i++) {
+		int32_t n = 1;
+
+		if (docs[i][0] < 0 || docs[i][0] >= n_seqs)
+			return kv_error(-EINVAL, "docs[%d]: sequence %d given, 0..%d exist", i, docs[i][0],
+					n_seqs - 1);
+		for (int32_t k = 0; k < i; k++)
+			n += docs[k][0] == docs[i][0];
+		most = n > most ? n : most;
+	}
+	if (!ret_table)
+		return most;
+	if (most > width)
+		return kv_error(-E2BIG, "width: room for %d ranges given, a sequence has %d", width, most);
+	memset(ret_table, 0, (size_t)n_seqs * (size_t)width * 2 * sizeof(*ret_table));
+	for (int32_t i = 0; i < n_docs; i++) {
+		int32_t at = 0;
+
+		for (int32_t k = 0; k < i; k++)
+			at += docs[k][0] == docs[i][0];
+		memcpy(ret_table + ((int64_t)docs[i][0] * width + at) * 2, &docs[i][1],
+		       2 * sizeof(*ret_table));
+	}
+	return most;
+}
+
+KV_PUBLIC void kv_query_lens(const int32_t *query_start_loc, int32_t n_seqs, int32_t *ret_n_query)
+{
+	for (int32_t b = 0; b < n_seqs; b++)
+		ret_n_query[b] = query_len(query_start_loc, b);
+}
+
+KV_PUBLIC void kv_computed_tokens(const int32_t *query_start_loc, const int32_t *seq_lens,
+				  int32_t n_seqs, int32_t *ret_n_computed)
+{
+	for (int32_t b = 0; b < n_seqs; b++)
+		ret_n_computed[b] = seq_lens[b] - query_len(query_start_loc, b);
+}
+
+KV_PUBLIC void kv_cp_empty_rows(const int32_t *cp_local_lens, const int32_t *query_start_loc,
+				int32_t n_seqs, int32_t n_rows, uint8_t *ret_empty)
+{
+	int32_t t = 0;
+
+	for (int32_t b = 0; b < n_seqs; b++)
+		for (; t < query_start_loc[b + 1] && t < n_rows; t++)
+			ret_empty[t] = cp_local_lens[b] <= 0;
+	for (; t < n_rows; t++)
+		ret_empty[t] = 1;
+}
+
+KV_PUBLIC int kv_logits_rows(const int32_t *query_start_loc, int32_t n_seqs,
+			     const int32_t *logits_indices, int32_t n_indices,
+			     int32_t *ret_query_start_loc)
+{
+	int32_t n_tokens = query_start_loc[n_seqs], i = 0, most = 0;
+
+	for (int32_t k = 0; k < n_indices; k++)
+		if (logits_indices[k] < (k ? logits_indices[k - 1] + 1 : 0) ||
+		    logits_indices[k] >= n_tokens)
+			return kv_error(-EINVAL, "logits_indices[%d]: %d given; they rise, and the batch "
+						 "has %d tokens", k, logits_indices[k], n_tokens);
+	ret_query_start_loc[0] = 0;
+	for (int32_t b = 0; b < n_seqs; b++) {
+		int32_t first = i;
+
+		while (i < n_indices && logits_indices[i] < query_start_loc[b + 1])
+			i++;
+		ret_query_start_loc[b + 1] = i;
+		most = i - first > most ? i - first : most;
+	}
+	return most;
+}
+
+KV_PUBLIC int kv_batch_logits_only(const struct kv_batch_data *data, int32_t *query_start_loc,
+				   struct kv_batch_data *ret)
+{
+	int most;
+
+	if (!data->logits_indices)
+		return kv_error(-EINVAL, "data.logits_indices: NULL given, kv_batch_logits() makes it");
+	if (data->max_query_len <= 1) {
+		*ret = *data;
+		return 0;
+	}
+	most = kv_logits_rows(data->query_start_loc, (int32_t)data->n_seqs, data->logits_indices,
+			      (int32_t)data->n_logits, query_start_loc);
+	if (most < 0)
+		return most;
+	*ret = *data;
+	ret->query_start_loc = query_start_loc;
+	ret->n_tokens = ret->n_real_tokens = data->n_logits;
+	ret->max_query_len = (uint32_t)most;
+	ret->slots = ret->positions = NULL;
+	ret->tokens = ret->token_to_seq = ret->doc_ranges = ret->n_computed = NULL;
+	return 0;
 }
 
 KV_PUBLIC int64_t kv_encoder_slots(const int32_t *encoder_lens, int32_t n_seqs,

@@ -64,6 +64,13 @@ struct kv_batch_data {
 	const int32_t *window_prefix_lens; /* [n_seqs]; padding 0 */
 	const int32_t *replay_bases;	   /* [n_seqs] tokens when recurrent state was last set up */
 	const int32_t *doc_ranges;	   /* [n_tokens, 2] first and last position; -1 -1 outside */
+	/* By kv_batch_logits(); NULL and 0 before. */
+	const int32_t *logits_indices; /* [n_logits_padded] tokens of the batch, rising; then the last
+					* one again (0 if there is none) */
+	uint32_t n_logits;
+	uint32_t n_logits_padded;
+	uint32_t max_logits_per_seq;
+	uint32_t reserved;
 };
 
 /* What an engine knows of a sequence and its cache doesn't. */
@@ -107,6 +114,16 @@ const struct kv_batch_data *kv_batch_data(const struct kv_batch *batch);
  * Return: 0; -EINVAL: a count or a length that cannot be.
  */
 int kv_batch_annotate(struct kv_batch *batch, const struct kv_batch_note *notes, uint32_t n_notes);
+
+/**
+ * kv_batch_logits() - which of the last build's tokens logits are wanted of
+ * @n_logits: [n] for each item of the build how many of its queries, the last ones: 1 in a decode, 1 +
+ *	      drafts in a verification, 0 in a prompt's chunk that isn't its last
+ * @pad:      at least so many entries; 0: no padding
+ *
+ * Return: 0; -EINVAL: the text names the item; -E2BIG: @pad exceeds max_tokens.
+ */
+int kv_batch_logits(struct kv_batch *batch, const uint32_t *n_logits, uint32_t n, uint32_t pad);
 
 /**
  * kv_batch_copy() - do this build's copies on every device this pool is mapped on

@@ -135,6 +135,70 @@ int64_t kv_local_chunks_bound(const int32_t *query_start_loc, int32_t n_seqs, in
 int kv_doc_rows(const int32_t (*docs)[3], int32_t n_docs, const int32_t *query_start_loc,
 		const int32_t *seq_lens, int32_t n_seqs, int32_t (*ret_rows)[2]);
 
+/**
+ * kv_doc_table() - documents by sequence as a padded array, for kernels that look them up
+ * @docs:      [n_docs] { sequence, first, last }; those of a sequence keep their order
+ * @width:     ranges that a row has room for
+ * @ret_table: [n_seqs, width, 2]; 0 0 where a sequence has fewer; NULL: count only
+ *
+ * kv_attention() takes doc_ranges by token, from kv_doc_rows(), and not this form.
+ * Return: the most documents of a sequence (0: leave the argument NULL); -E2BIG if those are more
+ * than @width; -EINVAL: a sequence that isn't one. Then nothing was written.
+ */
+int kv_doc_table(const int32_t (*docs)[3], int32_t n_docs, int32_t n_seqs, int32_t width,
+		 int32_t *ret_table);
+
+/* kv_query_lens() - queries of each sequence; @ret_n_query: [n_seqs] */
+void kv_query_lens(const int32_t *query_start_loc, int32_t n_seqs, int32_t *ret_n_query);
+
+/**
+ * kv_computed_tokens() - tokens of each sequence before the step: its length less its queries
+ * @ret_n_computed: [n_seqs]
+ *
+ * Where drafts were trimmed on the device, its offsets and those that the host knows differ, and so
+ * do the results.
+ */
+void kv_computed_tokens(const int32_t *query_start_loc, const int32_t *seq_lens, int32_t n_seqs,
+			int32_t *ret_n_computed);
+
+/**
+ * kv_cp_empty_rows() - rows for which a rank has no key, before what the ranks have is combined
+ * @cp_local_lens: [n_seqs] tokens of each sequence on this rank
+ * @n_rows:	   of out and lse, past the last query too
+ * @ret_empty:	   [n_rows] 1: the row's lse has to be -infinity: its sequence has no token here, or it
+ *		   belongs to none; 0
+ *
+ * kv_attention() gives -infinity for the former; the latter it leaves as they are. On a device:
+ * cp_empty of kv_metadata_build().
+ */
+void kv_cp_empty_rows(const int32_t *cp_local_lens, const int32_t *query_start_loc, int32_t n_seqs,
+		      int32_t n_rows, uint8_t *ret_empty);
+
+/**
+ * kv_logits_rows() - the tokens of a batch that logits are wanted of, as a batch of their own
+ * @logits_indices:	 [n_indices] tokens of the batch, rising
+ * @ret_query_start_loc: [n_seqs + 1] over logits_indices
+ *
+ * For layers that only read a cache which an earlier layer wrote ("fast prefill"): their other rows
+ * reach no output.
+ * Return: the most of a sequence; -EINVAL: an index is outside the batch, or does not rise.
+ */
+int kv_logits_rows(const int32_t *query_start_loc, int32_t n_seqs, const int32_t *logits_indices,
+		   int32_t n_indices, int32_t *ret_query_start_loc);
+
+/**
+ * kv_batch_logits_only() - the step with only the rows that logits are wanted of
+ * @data:	     with logits_indices, of kv_batch_logits()
+ * @query_start_loc: [n_seqs + 1] filled; the view refers to it
+ *
+ * A view; what is by token (slots, positions, tokens, token_to_seq, doc_ranges) and n_computed are
+ * dropped (NULL): rows of q are to be gathered by logits_indices. A step of single queries stays
+ * as it is.
+ * Return: 0; -EINVAL: the batch has no logits_indices.
+ */
+int kv_batch_logits_only(const struct kv_batch_data *data, int32_t *query_start_loc,
+			 struct kv_batch_data *ret);
+
 /* kv_encoder_slots() - slots of the encoder's tokens: all of each sequence. Return: how many. */
 int64_t kv_encoder_slots(const int32_t *encoder_lens, int32_t n_seqs, const int32_t *block_table,
 			 int32_t table_width, int32_t block_tokens, int64_t *ret_slots);

@@ -420,6 +420,46 @@ START_TEST(copies_of_a_pool_that_is_not_mapped_go_to_who_maps_it)
 }
 END_TEST
 
+START_TEST(logits_are_of_the_last_tokens_and_gone_with_the_next_build)
+{
+	struct kv_seq *seqs[] = {seq_new(pool, 1, 40, NULL), seq_new(pool, 2, 17, NULL),
+				 seq_new(pool, 3, 100, NULL)};
+	struct kv_batch_item items[] = {{seqs[0], 40}, {seqs[1], 3}, {seqs[2], 32}};
+	static const uint32_t counts[] = {1, 3, 0}, too_many[] = {1, 4, 0}, one[] = {1};
+	static const int32_t indices[] = {39, 40, 41, 42, 42, 42}, starts[] = {0, 1, 4, 4, 4};
+	int32_t loc[MAX_SEQS + 1];
+	struct kv_batch_data view;
+
+	must(kv_batch_build(batch, items, 3, 4, 80));
+	ck_assert_int_eq(kv_batch_logits_only(data, loc, &view), -EINVAL);
+	refused(kv_batch_logits(batch, too_many, 3, 0), -EINVAL, "n_logits[1]: 4 given");
+	refused(kv_batch_logits(batch, counts, 2, 0), -EINVAL, "n: 2 given");
+	refused(kv_batch_logits(batch, counts, 3, MAX_TOKENS + 1), -E2BIG, "pad");
+	must(kv_batch_logits(batch, counts, 3, 6));
+	ck_assert_uint_eq(data->n_logits, 4);
+	ck_assert_uint_eq(data->n_logits_padded, 6);
+	ck_assert_uint_eq(data->max_logits_per_seq, 3);
+	ck_assert_mem_eq(data->logits_indices, indices, sizeof(indices));
+
+	must(kv_batch_logits_only(data, loc, &view));
+	ck_assert_mem_eq(view.query_start_loc, starts, sizeof(starts));
+	ck_assert_uint_eq(view.n_tokens, 4);
+	ck_assert_uint_eq(view.max_query_len, 3);
+	ck_assert_ptr_null(view.slots);
+	ck_assert_ptr_eq(view.seq_lens, data->seq_lens);
+
+	must(kv_batch_build(batch, items + 1, 1, 0, 0));
+	ck_assert_ptr_null(data->logits_indices);
+	items[1].n_query = 1;
+	must(kv_batch_build(batch, items + 1, 1, 0, 0));
+	must(kv_batch_logits(batch, one, 1, 0));
+	must(kv_batch_logits_only(data, loc, &view)); /* single queries: as it is */
+	ck_assert_mem_eq(&view, data, sizeof(view));
+	for (uint32_t i = 0; i < 3; i++)
+		kv_seq_free(seqs[i], NULL);
+}
+END_TEST
+
 static Suite *suite(void)
 {
 	Suite *s = suite_create("client/batch");
@@ -429,6 +469,7 @@ static Suite *suite(void)
 	tcase_add_checked_fixture(tcase, setup, teardown);
 	tcase_add_test(tcase, a_batch_of_several_sequences_has_all_that_kernels_read);
 	tcase_add_test(tcase, padding_names_no_block_and_no_slot);
+	tcase_add_test(tcase, logits_are_of_the_last_tokens_and_gone_with_the_next_build);
 	tcase_add_test(tcase, padded_rows_touch_no_byte);
 	tcase_add_test(tcase, a_reused_row_has_no_leftovers);
 	tcase_add_test(tcase, random_batches_have_exactly_what_they_should);

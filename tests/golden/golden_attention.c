@@ -326,15 +326,12 @@ static int lse_combine(const json_t *in, json_t **ret_out)
 		return merge(in, ret_out);
 	int32_t *lens = in_ints32(in, "local_seq_lens", &n_lens);
 	int32_t *loc = in_ints32(in, "query_start_loc", &n_loc);
+	uint8_t *empty = golden_alloc(rows, 1);
 
+	kv_cp_empty_rows(lens, loc, (int32_t)n_lens, (int32_t)rows, empty);
 	list = json_array();
-	for (size_t t = 0; t < rows; t++) {
-		size_t b = 0;
-
-		while (b < n_lens && loc[b + 1] <= (int32_t)t)
-			b++;
-		json_array_append_new(list, json_boolean(b == n_lens || lens[b] == 0));
-	}
+	for (size_t t = 0; t < rows; t++)
+		json_array_append_new(list, json_boolean(empty[t]));
 	*ret_out = json_pack("{s:o}", "row_masked", list);
 	return 0;
 }

@@ -218,23 +218,21 @@ static int unpadded(const json_t *in, json_t **ret_out)
 	return 0;
 }
 
-/* Computed tokens are lengths less queries; those of the host go by the host's offsets. */
 static int derived(const json_t *in, json_t **ret_out)
 {
 	size_t n_loc, n_host, n;
 	int32_t *loc = in_ints32(in, "query_start_loc", &n_loc);
 	int32_t *host = in_ints32(in, "query_start_loc_cpu", &n_host);
 	int32_t *lens = in_ints32(in, "seq_lens", &n);
-	json_t *query = json_array(), *device = json_array(), *cpu = json_array();
+	int32_t *query = golden_alloc(n, 4), *device = golden_alloc(n, 4), *cpu = golden_alloc(n, 4);
 
-	for (size_t b = 0; b < n; b++) {
-		json_array_append_new(query, json_integer(loc[b + 1] - loc[b]));
-		json_array_append_new(device, json_integer(lens[b] - (loc[b + 1] - loc[b])));
-		json_array_append_new(cpu, json_integer(lens[b] - (host[b + 1] - host[b])));
-	}
+	kv_query_lens(loc, (int32_t)n, query);
+	kv_computed_tokens(loc, lens, (int32_t)n, device);
+	kv_computed_tokens(host, lens, (int32_t)n, cpu);
 	*ret_out = json_pack("{s:I, s:o, s:o, s:o}", "batch_size", (json_int_t)n, "naive_query_lens",
-			     query, "num_computed_tokens_device", device,
-			     "num_computed_tokens_from_cpu_copy", cpu);
+			     out_ints32(query, n), "num_computed_tokens_device",
+			     out_ints32(device, n), "num_computed_tokens_from_cpu_copy",
+			     out_ints32(cpu, n));
 	return 0;
 }
 
@@ -450,26 +448,27 @@ static int local_chunks(const json_t *in, json_t **ret_out)
 	return 0;
 }
 
-/* Ranges by sequence as a padded array: no call of ours takes that form. */
+/* Ranges by sequence as a padded array. */
 static int padded_ranges(const json_t *in, json_t **ret_out)
 {
+	int32_t docs[64][3], n_seqs = (int32_t)in_int(in, "num_seqs", 0), *table;
 	const json_t *ranges = json_object_get(in, "ranges");
-	size_t width = 0, n = (size_t)in_int(in, "num_seqs", 0);
 	json_t *tensor = json_array(), *value;
 	const char *key;
+	int n_docs = 0, width;
 
-	json_object_foreach((json_t *)ranges, key, value)
-		width = json_array_size(value) > width ? json_array_size(value) : width;
-	for (size_t b = 0; b < n && width; b++) {
-		char name[24];
+	json_object_foreach((json_t *)ranges, key, value) docs_of(value, atoi(key), docs, &n_docs);
+	width = kv_doc_table(docs, n_docs, n_seqs, 0, NULL);
+	table = golden_alloc((size_t)(n_seqs * width), 2 * sizeof(*table));
+	if (kv_doc_table(docs, n_docs, n_seqs, width, table) != width) {
+		json_decref(tensor);
+		return refused("ValueError", ret_out);
+	}
+	for (int32_t b = 0; b < n_seqs; b++) {
 		json_t *row = json_array();
 
-		snprintf(name, sizeof(name), "%zu", b);
-		for (size_t i = 0; i < width; i++) {
-			json_t *range = json_array_get(json_object_get(ranges, name), i);
-
-			json_array_append_new(row, range ? json_incref(range) : json_pack("[i, i]", 0, 0));
-		}
+		for (int32_t i = 0; i < width; i++)
+			json_array_append_new(row, out_ints32(table + (b * width + i) * 2, 2));
 		json_array_append_new(tensor, row);
 	}
 	*ret_out = json_pack("{s:o}", "tensor", width ? json_incref(tensor) : json_null());

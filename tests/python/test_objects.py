@@ -84,6 +84,20 @@ def test_a_batch_shows_tables_and_slots_without_copies(client):
         assert list(batch.positions) == [20] and list(batch.tokens) == [5]
 
 
+def test_logits_are_wanted_of_the_last_tokens(client):
+    with pool_of(client, "logits") as pool, pool.batch(4, 64, 4) as batch:
+        seqs = [pool.sequence() for _ in range(3)]
+        for i, seq in enumerate(seqs):
+            seq.start(tokens(i, 20))
+        batch.build([(seqs[0], 20), (seqs[1], 3), (seqs[2], 8)])
+        assert list(batch.logits([1, 3, 0], pad=6)) == [19, 20, 21, 22, 22, 22]
+        assert (batch.n_logits, batch.max_logits_per_seq) == (4, 3)
+        with pytest.raises(ValueError, match=r"n_logits\[1\]: 4 given, the item has 3"):
+            batch.logits([1, 4, 0])
+        batch.build([seqs[0]])
+        assert batch.n_logits == 0
+
+
 def test_arrays_outlive_what_they_came_from(daemon):
     client = kvclient.Client(name="short-lived")
     pool = pool_of(client, "outlived")

@@ -37,7 +37,7 @@ class Batch:
             self._batch = ret[0]
             pool._batches.add(self._batch)
             check(lib.kv_batch_hold(self._batch, hold))
-        keep = ffi.gc(hold[0], lib.kv_hold_free)
+        self._keep = keep = ffi.gc(hold[0], lib.kv_hold_free)
         self._data = lib.kv_batch_data(self._batch)
         shapes = {"block_table": ((max_seqs, max_blocks_per_seq), "<i4"), "slots": ((max_tokens,), "<i8"),
                   "query_start_loc": ((max_seqs + 1,), "<i4"), "seq_lens": ((max_seqs,), "<i4"),
@@ -48,6 +48,7 @@ class Batch:
             for name, (shape, typestr) in shapes.items()}
         self.n_seqs = self.n_tokens = self.n_real_seqs = self.n_real_tokens = 0
         self.max_query_len = self.max_seq_len = 0
+        self.n_logits = self.max_logits_per_seq = 0
 
     def _c(self) -> Any:
         if self._batch is None or self._batch not in self.pool._batches:
@@ -89,7 +90,23 @@ class Batch:
             self.n_seqs, self.n_tokens = data.n_seqs, data.n_tokens
             self.n_real_seqs, self.n_real_tokens = data.n_real_seqs, data.n_real_tokens
             self.max_query_len, self.max_seq_len = data.max_query_len, data.max_seq_len
+            self.n_logits = self.max_logits_per_seq = 0
         return self
+
+    def logits(self, n_logits: Iterable[int], pad: int = 0) -> "np.ndarray[Any, Any]":
+        """Which of the last build's tokens logits are wanted of: each item's last ones.
+
+        :param n_logits: how many, for each item: 1 in a decode, 0 in a prompt's chunk that isn't its last
+        :param pad: at least so many entries
+        :returns: [n_logits, padded] int32, rising, then the last one again; valid until the next build()
+        """
+        counts = list(n_logits)
+        with self.pool._lock:
+            data = self._data
+            check(lib.kv_batch_logits(self._c(), ffi.new("uint32_t[]", counts), len(counts), pad))
+            self.n_logits, self.max_logits_per_seq = data.n_logits, data.max_logits_per_seq
+            address, n = int(ffi.cast("uintptr_t", data.logits_indices)), data.n_logits_padded
+        return np.asarray(HostMemory(address, (n,), "<i4", self._keep))
 
     def copy(self, stream: Any = None) -> None:
         """Does the copies of this build (after forks), before the step writes."""
