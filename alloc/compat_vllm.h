@@ -78,19 +78,6 @@ struct kv_vquant {
 
 void kv_compat_quant_mode(const char *cache_dtype, struct kv_vquant *ret);
 
-/* Columns of a block table. @alignment: tokens; negative: none */
-int kv_compat_table_width(int64_t n_blocks, int64_t block, int64_t kernel_block, int64_t alignment,
-			  int64_t *ret_width);
-
-struct kv_vsizes {
-	int64_t size;
-	bool multiple; /* any multiple of size */
-};
-
-/* @sizes: [n_backends] lists of what each accepts, each ended by size 0 */
-int kv_compat_kernel_block(int64_t manager_block, const struct kv_vsizes *const *sizes,
-			   size_t n_backends, int64_t *ret_block);
-
 bool kv_vspec_equal(const struct kv_vspec *a, const struct kv_vspec *b);
 
 /* ---- groups and blocks of all workers (compat_vllm_groups.c, compat_vllm_plan.c) ---- */

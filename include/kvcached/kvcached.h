@@ -17,6 +17,7 @@
 #include <kvcached/dsa.h>
 #include <kvcached/merge.h>
 #include <kvcached/metadata.h>
+#include <kvcached/table.h>
 #include <kvcached/mla.h>
 #include <kvcached/schedule.h>
 #include <kvcached/recurrent.h>

@@ -6,6 +6,7 @@
 
 #include <kvcached/metadata.h>
 #include <kvcached/schedule.h>
+#include <kvcached/table.h>
 
 #include "kernels/visible.h"
 #include "tests/golden/golden.h"
@@ -33,6 +34,97 @@ static int32_t *ragged(const json_t *rows, size_t *ret_n, size_t *ret_width)
 		json_array_foreach(row, c, value)
 			table[r * *ret_width + c] = (int32_t)json_integer_value(value);
 	return table;
+}
+
+/* ---- tables ---- */
+
+static int table_width(const json_t *in, json_t **ret_out)
+{
+	const json_t *alignment = json_object_get(in, "token_alignment");
+	int64_t width = kv_table_width(
+		(int32_t)in_int(in, "max_num_blocks", 0), (int32_t)in_int(in, "block_size", 1),
+		(int32_t)in_int(in, "kernel_block_size", 0),
+		json_is_integer(alignment) ? (int32_t)json_integer_value(alignment) : -1);
+
+	if (width < 0)
+		return refused("ValueError", ret_out);
+	*ret_out = json_pack("{s:I}", "width", (json_int_t)width);
+	return 0;
+}
+
+static int block_size_choice(const json_t *in, json_t **ret_out)
+{
+	json_t *backends = json_object_get(in, "backends"), *list, *item;
+	size_t n = json_array_size(backends), i, k;
+	const struct kv_block_rule **rules = golden_alloc(n, sizeof(*rules));
+	int32_t *counts = golden_alloc(n, sizeof(*counts));
+	int size;
+
+	if (!backends)
+		return table_width(in, ret_out);
+	json_array_foreach(backends, i, list)
+	{
+		struct kv_block_rule *own = golden_alloc(json_array_size(list), sizeof(*own));
+
+		json_array_foreach(list, k, item) own[k] =
+			json_is_string(item)
+				? (struct kv_block_rule){atoi(json_string_value(item) + 1), 1}
+				: (struct kv_block_rule){(int32_t)json_integer_value(item), 0};
+		rules[i] = own;
+		counts[i] = (int32_t)json_array_size(list);
+	}
+	size = kv_table_common_size((int32_t)in_int(in, "manager_block_size", 1), rules, counts,
+				    (int32_t)n);
+	if (size < 0)
+		return refused("ValueError", ret_out);
+	*ret_out = json_pack("{s:i}", "kernel_block_size", size);
+	return 0;
+}
+
+static int table_op(struct kv_table *t, const json_t *op)
+{
+	const char *what = json_string_value(json_array_get(op, 0));
+	int32_t row = (int32_t)json_integer_value(json_array_get(op, 1)), ids[64];
+	const json_t *arg = json_array_get(op, 2);
+	int32_t other = (int32_t)json_integer_value(arg), n = (int32_t)json_array_size(arg);
+
+	for (int32_t i = 0; i < n; i++)
+		ids[i] = (int32_t)json_integer_value(json_array_get(arg, (size_t)i));
+	if (!strcmp(what, "add"))
+		return kv_table_set(t, row, ids, n);
+	if (!strcmp(what, "append"))
+		return kv_table_append(t, row, ids, n);
+	if (!strcmp(what, "clear"))
+		return kv_table_clear(t, row);
+	return !strcmp(what, "move") ? kv_table_move(t, row, other) : kv_table_swap(t, row, other);
+}
+
+static int block_table_ops(const json_t *in, json_t **ret_out)
+{
+	int32_t kernel = (int32_t)in_int(in, "kernel_block_size", 1);
+	int32_t block = (int32_t)in_int(in, "manager_block_size", 1);
+	struct kv_table t = {.n_rows = (int32_t)in_int(in, "max_reqs", 0), .ratio = block / kernel};
+	json_t *op;
+	size_t i;
+
+	t.width = (int32_t)in_int(in, "max_manager_blocks_per_req", 0) * t.ratio;
+	t.ids = golden_alloc((size_t)(t.n_rows * t.width), sizeof(*t.ids));
+	t.n_blocks = golden_alloc((size_t)t.n_rows, sizeof(*t.n_blocks));
+	*ret_out = json_array();
+	json_array_foreach(json_object_get(in, "ops"), i, op)
+	{
+		json_t *rows = json_array();
+		int r = table_op(&t, op);
+
+		for (int32_t row = 0; row < t.n_rows; row++)
+			json_array_append_new(rows, out_ints32(t.ids + row * t.width, (size_t)t.width));
+		json_array_append_new(*ret_out, json_pack("{s:o, s:o, s:o}", "error",
+							  r < 0 ? json_string("ValueError") : json_null(),
+							  "num_blocks_per_row",
+							  out_ints32(t.n_blocks, (size_t)t.n_rows), "table",
+							  rows));
+	}
+	return 0;
 }
 
 /* ---- metadata ---- */
@@ -484,6 +576,8 @@ static int local_and_masks(const json_t *in, json_t **ret_out)
 }
 
 const struct golden_kind golden_batch[] = {
+	{"block_size_choice", block_size_choice},
+	{"block_table_ops", block_table_ops},
 	{"slot_mapping", slot_mapping},
 	{"dcp_local_lens", local_lens},
 	{"common_metadata", common_metadata},

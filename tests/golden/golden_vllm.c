@@ -198,43 +198,6 @@ static void ask_addresses(const json_t *expected, json_t *out)
 	json_object_set_new(out, "addresses", list);
 }
 
-static int block_size_choice(const json_t *in, json_t **ret_out)
-{
-	json_t *backends = json_object_get(in, "backends"), *list, *item;
-	size_t n = json_array_size(backends), i, k;
-	const struct kv_vsizes **sizes = golden_alloc(n, sizeof(*sizes));
-	int64_t answer;
-	int r;
-
-	if (!backends) {
-		const json_t *alignment = json_object_get(in, "token_alignment");
-
-		r = kv_compat_table_width(
-			in_int(in, "max_num_blocks", 0), in_int(in, "block_size", 1),
-			in_int(in, "kernel_block_size", 0),
-			json_is_integer(alignment) ? json_integer_value(alignment) : -1, &answer);
-		if (r)
-			return failed(r, ret_out);
-		*ret_out = json_pack("{s:I}", "width", (json_int_t)answer);
-		return 0;
-	}
-	json_array_foreach(backends, i, list)
-	{
-		struct kv_vsizes *own = golden_alloc(json_array_size(list) + 1, sizeof(*own));
-
-		json_array_foreach(list, k, item) own[k] =
-			json_is_string(item)
-				? (struct kv_vsizes){atoll(json_string_value(item) + 1), true}
-				: (struct kv_vsizes){json_integer_value(item), false};
-		sizes[i] = own;
-	}
-	r = kv_compat_kernel_block(in_int(in, "manager_block_size", 1), sizes, n, &answer);
-	if (r)
-		return failed(r, ret_out);
-	*ret_out = json_pack("{s:I}", "kernel_block_size", (json_int_t)answer);
-	return 0;
-}
-
 static json_t *out_spec(const struct kv_vspec *s, int64_t page)
 {
 	json_t *out = json_pack("{s:s, s:I, s:I}", "kind", kv_vspec_name(s->kind), "block_size",
@@ -374,7 +337,6 @@ const struct golden_kind golden_vllm[] = {
 	{"page_size", page_size},
 	{"quant_mode", quant_mode},
 	{"layout_strides", layout_strides, NULL, ask_addresses},
-	{"block_size_choice", block_size_choice},
 	{"kv_config", kv_config},
 	{NULL, NULL},
 };
