@@ -45,6 +45,23 @@ assert quiet.returncode == 0 and b"\r" not in quiet.stderr + quiet.stdout, quiet
 seen, out = on_terminal(command + ["--json"])
 assert seen == b"" and json.loads(out)["served"] == 200, (seen, out)
 
+# Each benchmark that kvbench knows: what it counts, and what it needs to be short here.
+SHORT = ["--shape", "8/2/64", "--batch", "1,2", "--context", "256"]
+counts = {"attach": ("rounds",), "attention": ("cases", *SHORT), "colocate": ("requests", trace.name, "--capacity", "100"),
+          "compact": None, "conv": ("cases",), "crowd": ("phases", "--engines", "1"), "dsa": ("cases",),
+          "elastic": ("rounds",), "gdn": ("cases",), "lease": None, "mamba": ("cases",),
+          "merge": ("cases", *SHORT), "metadata": ("batches",), "mla": ("cases",), "prefix": ("lengths",),
+          "replay": None, "write": ("cases", *SHORT)}
+told = subprocess.run([kvbench, "--help"], check=True, capture_output=True, text=True).stdout
+named = re.findall(r"^  ([a-z]+)(?: .*)?\n      ", told, re.M)
+assert sorted(named) == sorted(counts), (named, "a benchmark without a bar, or without a row here")
+for name, row in counts.items():
+    if not row:  # replay is above; the others have no short form
+        continue
+    seen, out = on_terminal([kvbench, name, "--device", "host", *row[1:]])
+    assert re.search(rb"\r\[[#.]{30}\] +\d+ %, \d+ of \d+ " + row[0].encode() + rb"\x1b\[K", seen), (name, seen)
+    assert seen.endswith(b"\r\x1b[K") and out and b"\r" not in out, (name, seen, out)
+
 # On a daemon: what takes the worker's time, what goes on in the background, a page, benchmarks.
 WIPED = b"\r\x1b[K"
 

@@ -131,6 +131,7 @@ static int play(struct run *run, size_t n, double shift)
 		end_until(run, i ? second : first);
 		r = serve(run, &run->sides[i], &q[next[i]], i ? second : first);
 		next[i]++;
+		kv_bench_progress(run->bench, next[0] + next[1], 2 * n, "requests");
 	}
 	end_until(run, 1e300);
 	return r;

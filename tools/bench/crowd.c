@@ -173,6 +173,7 @@ static int await_done(struct crowd *c, enum phase phase)
 			return kv_bench_refuse(c->bench, KV_BENCH_FAILED,
 					       "%u of %u clients are not done in time",
 					       c->n - c->shared->n_done[phase], c->n);
+		kv_bench_progress(c->bench, phase, END, "phases");
 		poll(NULL, 0, 1);
 	}
 	return KV_BENCH_DONE;
@@ -291,6 +292,7 @@ static int conduct(struct crowd *c)
 	if (!status)
 		status = await_done(c, DECODE);
 	go(c, IDLE_ALL);
+	kv_bench_progress(c->bench, IDLE_ALL, END, "phases");
 	if (!status)
 		status = kv_bench_connect(c->bench, &client);
 	if (status)
@@ -301,6 +303,7 @@ static int conduct(struct crowd *c)
 	else
 		idle = idle_share(s->worker_pid);
 	kv_disconnect(client);
+	kv_bench_progress(c->bench, END, END, "phases");
 	if (!status)
 		show(c, idle);
 	return status;

@@ -182,8 +182,10 @@ static int measure(struct elastic *e, bool cached, struct times *ret)
 
 	for (int i = 0; i < ROUNDS; i++) {
 		struct times t;
-		int r = move(e, cached, &t);
+		int r;
 
+		kv_bench_progress(e->bench, (uint64_t)(cached ? ROUNDS + i : i), 2 * ROUNDS, "rounds");
+		r = move(e, cached, &t);
 		if (r)
 			return kv_bench_broken(e->bench, "moving a GiB", r);
 		worker[i] = t.worker_us;
@@ -235,6 +237,7 @@ static int run(struct elastic *e)
 				       "only %.0f and %.0f MiB came from A: the daemon has too much "
 				       "that nobody owns (kvcached --reserve 1088M has not)",
 				       free_blocks.moved_mib, cached.moved_mib);
+	kv_bench_progress(e->bench, 2 * ROUNDS, 2 * ROUNDS, "rounds");
 	driver_ms = kv_elastic_driver_ms(GIB, why, sizeof(why));
 	kv_emit_open(out, NULL, '{');
 	kv_emit_number(out, "from_block_bytes", e->from_bytes);

@@ -570,12 +570,20 @@ static int run_case(struct kv_bench *b, const struct bench_case *c, const struct
 						     c->shape->name, c->lanes, c->tokens, error);
 }
 
+static bool runs(const struct bench_case *c, enum what what)
+{
+	return c->what == what && (kv_bench_device != KV_DEVICE_HOST || c->host);
+}
+
 static int run_all(struct kv_bench *b, enum what what)
 {
 	struct yardstick copy = {.bytes = COPY_BYTES};
+	uint64_t done = 0, n_cases = 0;
 	char name[128];
 	int status = KV_BENCH_DONE;
 
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+		n_cases += runs(&cases[i], what);
 	if (!kv_bench_device_present(name, sizeof(name)))
 		return kv_bench_refuse(b, KV_BENCH_FAILED, "no GPU; --device host measures this machine");
 	if (kv_bench_device == KV_DEVICE_HOST)
@@ -590,11 +598,13 @@ static int run_all(struct kv_bench *b, enum what what)
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
 		int s;
 
-		if (cases[i].what != what || (kv_bench_device == KV_DEVICE_HOST && !cases[i].host))
+		if (!runs(&cases[i], what))
 			continue;
+		kv_bench_progress(b, done++, n_cases, "cases");
 		s = run_case(b, &cases[i], &copy);
 		status = status ? status : s;
 	}
+	kv_bench_progress(b, n_cases, n_cases, "cases");
 	kv_emit_close(&b->emit);
 	kv_emit_close(&b->emit);
 	kv_emit_table(&b->emit);

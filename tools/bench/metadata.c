@@ -195,6 +195,7 @@ static int run(struct kv_bench *b, struct kv_pool *pool)
 	for (size_t i = 0; i < N_COUNTS && !status; i++) {
 		struct times t = {0};
 
+		kv_bench_progress(b, i, N_COUNTS, "batches");
 		status = time_batches(b, pool, w, counts[i], &t);
 		if (device)
 			t.device = time_arrays(counts[i]);
@@ -205,6 +206,7 @@ static int run(struct kv_bench *b, struct kv_pool *pool)
 		if (!status)
 			show(e, counts[i], &t);
 	}
+	kv_bench_progress(b, N_COUNTS, N_COUNTS, "batches");
 	kv_emit_table(e);
 	kv_emit_close(e);
 	kv_emit_close(e);

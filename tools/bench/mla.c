@@ -403,12 +403,20 @@ static int run_case(struct kv_bench *b, const struct bench_case *c, char *const 
 				       what, c->heads, c->seqs, c->tokens, error);
 }
 
+static bool runs(const struct bench_case *c)
+{
+	return kv_bench_device != KV_DEVICE_HOST || c->host;
+}
+
 int kv_bench_mla(struct kv_bench *b)
 {
+	uint64_t done = 0, n_cases = 0;
 	size_t copy_bytes = COPY_BYTES;
 	char name[128], *copy[2];
 	int status = KV_BENCH_DONE;
 
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+		n_cases += runs(&cases[i]);
 	if (!kv_bench_device_present(name, sizeof(name)))
 		return kv_bench_refuse(b, KV_BENCH_FAILED, "no GPU; --device host measures this machine");
 	if (kv_bench_device == KV_DEVICE_HOST)
@@ -423,11 +431,13 @@ int kv_bench_mla(struct kv_bench *b)
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
 		int s;
 
-		if (kv_bench_device == KV_DEVICE_HOST && !cases[i].host)
+		if (!runs(&cases[i]))
 			continue;
+		kv_bench_progress(b, done++, n_cases, "cases");
 		s = run_case(b, &cases[i], copy, copy_bytes);
 		status = status ? status : s;
 	}
+	kv_bench_progress(b, n_cases, n_cases, "cases");
 	kv_emit_close(&b->emit);
 	kv_emit_close(&b->emit);
 	kv_emit_table(&b->emit);
