@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Builds without CUDA; merge.cu, metadata.cu, mla_write.cu and write_rope.cu are the others of the pair. */
+/* Builds without CUDA; merge.cu, metadata.cu, mla_write.cu, read.cu and write_rope.cu are the others of the pair. */
 #include <errno.h>
 
 #include "include/internal/error.h"
@@ -7,6 +7,7 @@
 #include "kernels/merge.h"
 #include "kernels/metadata.h"
 #include "kernels/mla.h"
+#include "kernels/read.h"
 #include "kernels/write_rope.h"
 
 int kv_merge_cuda(const struct kv_merge_args *args)
@@ -30,6 +31,11 @@ int kv_mla_write_cuda(const struct kv_mla_write_args *args)
 }
 
 int kv_mla_read_cuda(const struct kv_mla_read_args *args)
+{
+	return kv_error(-ENOTSUP, "device: this build has no CUDA");
+}
+
+int kv_read_cuda(const struct kv_read_args *args)
 {
 	return kv_error(-ENOTSUP, "device: this build has no CUDA");
 }

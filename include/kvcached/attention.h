@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Work on blocks: writing K and V, attention over block tables, copying blocks.
+ * Work on blocks: writing K and V, reading them back, attention over block tables, copying blocks.
  *
  * Each operation takes a struct of pointers, sizes and strides, and a device. On KV_DEVICE_CUDA all
  * pointers are device pointers, `stream` is a cudaStream_t (or CUstream), work is queued there,
@@ -65,6 +65,41 @@ struct kv_write_args {
  * names the field.
  */
 int kv_write(const struct kv_write_args *args);
+
+struct kv_read_args {
+	size_t size;
+	int32_t device;	   /* enum kv_device */
+	int32_t dtype;	   /* of key and value: f32, f16, bf16 */
+	int32_t n_seqs;	   /* B */
+	int32_t n_tokens;  /* rows of key and value; none past them is written */
+	void *key;	   /* [n_tokens, n_heads, head_dim] of k; NULL: only value */
+	void *value;	   /* the same of v; NULL: only key */
+	int64_t key_stride; /* elements from token to token; 0: dense */
+	int64_t value_stride;
+	const int32_t *start_loc;   /* [B + 1] rows that receive sequence b's tokens */
+	const int32_t *first;	    /* [B] its token that comes first, or NULL: 0 */
+	const int32_t *block_table; /* [B, table_width] */
+	int32_t table_width;
+	int32_t reserved;
+	struct kv_view k;
+	struct kv_view v;
+	void *stream;
+	const float *k_scales; /* as in kv_write_args */
+	const float *v_scales;
+	struct kv_view k_row_scales;
+	struct kv_view v_row_scales;
+};
+
+/**
+ * kv_read() - K and V of sequences from their blocks to rows one after the other
+ *
+ * Row start_loc[b] + i receives token first[b] + i of sequence b: bit for bit where the types are the
+ * same, else as code times scale, rounded once. Tokens outside the table are not read, and their rows
+ * stay as they are; so do rows outside start_loc's.
+ *
+ * Return: as kv_write().
+ */
+int kv_read(const struct kv_read_args *args);
 
 /*
  * The first part, up to `stream`, is enough for causal attention over a paged cache. Fields of the

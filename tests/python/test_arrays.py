@@ -69,6 +69,29 @@ def test_keys_may_be_slices_of_a_projection(client):
         assert (pool.view(0, "v").numpy()[seq.blocks].reshape(-1, 2, 16)[:20] == qkv[:, 2]).all()
 
 
+def test_what_was_written_is_read_back_as_rows(client):
+    with client.pool("read back", layout=kvclient.Layout.uniform(1, 2, 16, "f32")) as pool:
+        k, v = np.random.default_rng(7).standard_normal((2, 70, 2, 16), np.float32)
+        batch, seqs = pool.batch(2, 128, 8), [pool.sequence(), pool.sequence()]
+        for i, (seq, n) in enumerate(zip(seqs, (50, 20))):
+            seq.start(tokens(20 + i, n))
+        batch.build([(seqs[0], 50), (seqs[1], 20)])
+        layer = pool.layer(0)
+        layer.write(k, v, batch)
+        key, value = np.full((2, 24, 2, 16), 7, np.float32)
+        # 12 tokens of the first from its 30th on, 10 of the second; row 22 and the next are nobody's.
+        layer.read(key, value, batch.block_table, np.array([0, 12, 22], np.int32),
+                   np.array([30, 0], np.int32))
+        assert (key[:12] == k[30:42]).all() and (key[12:22] == k[50:60]).all() and (key[22:] == 7).all()
+        assert (value[:12] == v[30:42]).all() and (value[12:22] == v[50:60]).all() and (value[22:] == 7).all()
+        for bad, words in (((key[:, :1], value), "key: shape"), ((key, value[:3]), "value: shape"),
+                           ((key, value.astype(np.float64)), "f8")):
+            with pytest.raises((ValueError, TypeError), match=words):
+                layer.read(*bad, batch.block_table, np.array([0, 1, 2], np.int32))
+        with pytest.raises(ValueError, match="start_loc: 2 entries given, the table has 2 rows"):
+            layer.read(key, value, batch.block_table, np.array([0, 1], np.int32))
+
+
 def test_a_prompt_that_leaves_another_inside_a_block_has_its_keys_by_a_copy(client):
     with client.pool("partial", layout=kvclient.Layout.uniform(1, 2, 16, "f32")) as pool:
         k = np.random.default_rng(9).standard_normal((40, 2, 16), np.float32)

@@ -96,7 +96,8 @@ class Layer:
         self.out_dim = self.v.shape[3]
         self._write = ffi.new("struct kv_write_args *")
         self._args = ffi.new("struct kv_attention_args *")
-        for struct in (self._write, self._args):
+        self._read = ffi.new("struct kv_read_args *")
+        for struct in (self._write, self._read, self._args):
             struct.size = ffi.sizeof(struct[0])
             struct.device = device_of(pool)
             struct.k = self.k.struct
@@ -134,6 +135,52 @@ class Layer:
             args.slots = ffi.cast("int64_t *", where.address)
             args.stream = stream_of(stream, self.pool.is_cuda, self.k.ordinal)
             check(lib.kv_write(args))
+
+    def read(self, key: Any, value: Any, block_table: Any, start_loc: Any, first: Any = None,
+             stream: Any = None) -> None:
+        """K and V of sequences, from their blocks to rows one after the other.
+
+        :param key: [T, heads, head_dim], filled, axes but the first dense; of an 8-bit pool the true values
+        :param value: likewise
+        :param block_table: [sequences, blocks] int32, dense
+        :param start_loc: [sequences + 1] int32: the rows that receive each one's tokens
+        :param first: [sequences] int32: its token that comes first; None: 0
+        """
+        k, v = Pointer("key", key), Pointer("value", value)
+        table = Pointer("block_table", block_table).dense("block_table", "i32", 2)
+        starts = Pointer("start_loc", start_loc).dense("start_loc", "i32", 1)
+        for what, pointer, view in (("key", k, self.k), ("value", v, self.v)):
+            self._same_device(what, pointer)
+            if pointer.shape[1:] != view.shape[2:] or pointer.shape[0] != k.shape[0]:
+                raise ValueError(f"{what}: shape {pointer.shape} given, {k.shape[:1] + view.shape[2:]} "
+                                 "is needed")
+        if k.dtype != v.dtype or k.dtype not in DTYPES:
+            raise TypeError(f"key and value: {k.dtype} and {v.dtype} given; one of f32, f16, bf16 is "
+                            "needed")
+        if starts.shape[0] != table.shape[0] + 1:
+            raise ValueError(f"start_loc: {starts.shape[0]} entries given, the table has {table.shape[0]} rows")
+        for what, pointer in (("block_table", table), ("start_loc", starts)):
+            self._same_device(what, pointer)
+        with self.pool._lock:
+            self.pool._c()
+            args = self._read
+            args.dtype = DTYPES[k.dtype]
+            args.n_seqs, args.table_width = table.shape
+            args.n_tokens = k.shape[0]
+            args.key, args.key_stride = k.void, k.rows("key", 3)
+            args.value, args.value_stride = v.void, v.rows("value", 3)
+            args.block_table = ffi.cast("int32_t *", table.address)
+            args.start_loc = ffi.cast("int32_t *", starts.address)
+            args.first = ffi.NULL
+            if first is not None:
+                begin = Pointer("first", first).dense("first", "i32", 1)
+                self._same_device("first", begin)
+                if begin.shape != table.shape[:1]:
+                    raise ValueError(f"first: {begin.shape[0]} entries given, the table has "
+                                     f"{table.shape[0]} rows")
+                args.first = ffi.cast("int32_t *", begin.address)
+            args.stream = stream_of(stream, self.pool.is_cuda, self.k.ordinal)
+            check(lib.kv_read(args))
 
     def attention(self, q: Any, batch: "Batch", out: Any = None, lse: Any = None, *,
                   sm_scale: float = 0.0, softcap: float = 0.0, window_left: int = -1,
