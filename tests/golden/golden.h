@@ -14,6 +14,9 @@
 
 #include "alloc/compat.h"
 
+/* Of a vector about something that this project leaves out: it counts as skipped, not as passed. */
+#define GOLDEN_SKIP (-1)
+
 typedef int golden_fn(const json_t *in, json_t **ret_out);
 
 struct golden_kind {
@@ -33,6 +36,7 @@ extern const struct golden_kind golden_vllm[];
 extern const struct golden_kind golden_attention[];
 extern const struct golden_kind golden_batch[];
 extern const struct golden_kind golden_recurrent[];
+extern const struct golden_kind golden_write[];
 
 /* Zeroed memory that lives until the vector is done. */
 void *golden_alloc(size_t n, size_t size);

@@ -8,7 +8,6 @@
 #include <kvcached/merge.h>
 #include <kvcached/schedule.h>
 
-#include "kernels/dtype.h"
 #include "tests/golden/golden.h"
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
@@ -367,52 +366,10 @@ static void ask_merge(const json_t *expected, json_t *out)
 	}
 }
 
-/* ---- cache writes ---- */
-
-static int f8_store(const json_t *in, json_t **ret_out)
-{
-	int dtype = strcmp(in_text(in, "format", ""), "e5m2") ? KV_F8_E4M3 : KV_F8_E5M2;
-	float scale = (float)in_real(in, "scale", 1), x[4096];
-	json_t *bytes = json_array(), *back = json_array();
-	size_t n = 0;
-
-	flatten(json_object_get(in, "source_bf16_as_float"), x, &n);
-	for (size_t i = 0; i < n; i++) {
-		uint8_t code;
-
-		kv_element_store(&code, 0, dtype, x[i] / scale);
-		json_array_append_new(bytes, json_integer(code));
-		json_array_append_new(back, json_real((double)(kv_element_load(&code, 0, dtype) *
-							       scale)));
-	}
-	*ret_out = json_pack("{s:o, s:o}", "bytes", bytes, "dequant_fp32", back);
-	return 0;
-}
-
-static int encoder_slots(const json_t *in, json_t **ret_out)
-{
-	size_t n, n_rows, width;
-	int32_t *lens = in_ints32(in, "encoder_seq_lens", &n);
-	int32_t *table = in_table(in, "block_table", &n_rows, &width);
-	int64_t slots[4096], count;
-
-	count = kv_encoder_slots(lens, (int32_t)n, table, (int32_t)width,
-				 (int32_t)in_int(in, "block_size", 1), slots);
-	*ret_out = json_pack("{s:o}", "slot_mapping", out_ints(slots, (size_t)count));
-	return 0;
-}
-
-static int cache_write(const json_t *in, json_t **ret_out)
-{
-	return json_object_get(in, "encoder_seq_lens") ? encoder_slots(in, ret_out)
-						       : f8_store(in, ret_out);
-}
-
 const struct golden_kind golden_attention[] = {
 	{"validate_configuration", validate},
 	{"builder_thresholds", thresholds},
 	{"cudagraph_mode", graph_mode},
 	{"lse_combine", lse_combine, NULL, ask_merge},
-	{"cache_write", cache_write},
 	{NULL, NULL},
 };
