@@ -673,6 +673,45 @@ START_TEST(groups_that_share_a_pool_never_find_each_others_blocks)
 }
 END_TEST
 
+START_TEST(a_reservation_that_groups_of_one_pool_cannot_have_costs_it_none_of_its_cache)
+{
+	struct kv_pool *pool = m.pools[FULL_G];
+	struct kv_group two[2] = {{.kind = KV_GROUP_FULL, .pool = pool},
+				  {.kind = KV_GROUP_WINDOW, .pool = pool, .window = 8}};
+	KV_OPTIONS(kv_groups_options, what, .groups = two, .n_groups = 2);
+	const int32_t *tokens = tokens_of(1, 33);
+	struct kv_groups *groups;
+	struct kv_gseq *a, *b;
+	kv_block_id ids[174];
+	size_t hit;
+
+	must(kv_groups_new(&what, &groups));
+	must(kv_gseq_new(groups, &a));
+	must(kv_gseq_reserve(a, 32, TIMEOUT));
+	must(kv_gseq_append(a, tokens, 32));
+	must(kv_gseq_publish(a, NULL));
+	settled();
+	kv_gseq_free(a, NULL);
+	must(kv_blocks_take(pool, 174, ids, TIMEOUT));
+	/* 16 are cached and 10 free: enough for one of the two. */
+	must(kv_gseq_new(groups, &b));
+	ck_assert_int_eq(kv_gseq_reserve(b, 20 * SIZE, 0), KV_NO_ROOM);
+	settled();
+	ck_assert_uint_eq(pool_stats(m.client, model_names[FULL_G]).blocks_cached, 2 * 8);
+	must(kv_gseq_lookup(b, tokens, 33, &hit));
+	ck_assert_uint_eq(hit, 32);
+	kv_gseq_free(b, NULL);
+
+	/* Each of them could have so many by itself: both never can. */
+	must(kv_gseq_new(groups, &b));
+	ck_assert_int_eq(kv_gseq_reserve(b, 101 * SIZE, 0), KV_TOO_LARGE);
+	must(kv_gseq_reserve(b, 13 * SIZE, TIMEOUT));
+	kv_gseq_free(b, NULL);
+	must(kv_blocks_give(pool, 174, ids));
+	kv_groups_free(groups);
+}
+END_TEST
+
 /* D07. */
 START_TEST(padding_lanes_name_the_null_row_and_take_none)
 {
@@ -771,6 +810,8 @@ static Suite *suite(void)
 	tcase_add_test(tcase, window_blocks_leave_behind_finished_tokens_not_scheduled_ones);
 	tcase_add_test(tcase, a_sequence_longer_than_the_pool_fits_in_a_window);
 	tcase_add_test(tcase, groups_that_share_a_pool_never_find_each_others_blocks);
+	tcase_add_test(tcase,
+		       a_reservation_that_groups_of_one_pool_cannot_have_costs_it_none_of_its_cache);
 	tcase_add_test(tcase, padding_lanes_name_the_null_row_and_take_none);
 	tcase_add_test(tcase, groups_that_cannot_be_are_refused_by_name);
 	suite_add_tcase(s, tcase);
