@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Field cases with the numbers they were told with: D15, D18, D20, D23 and D40 (tests/cases.md). */
+/* Field cases with the numbers they were told with: D15, D18, D20, D23, D34 and D40 (tests/cases.md). */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -414,6 +414,67 @@ START_TEST(d40_no_look_at_the_numbers_finds_a_block_in_two_states_or_in_none)
 }
 END_TEST
 
+/* ---- D34 ---- */
+
+static int open_scaled(struct kv_client *client, const char *name, float k_scale, struct kv_pool **ret)
+{
+	struct kv_component components[2];
+	struct kv_layout layout = {KV_LAYOUT_FLAT, 0, 16, 2, components};
+	KV_OPTIONS(kv_pool_options, what, .name = name, .model = "8 bit", .layout = &layout,
+		   .max_bytes = 1 << 20, .mapped = 1, .timeout = TIMEOUT);
+
+	kv_layout_uniform(components, 1, 2, 64, KV_F8_E4M3, k_scale, 0.125f);
+	return kv_pool_open(client, &what, ret);
+}
+
+/* What was stored with one scale is never read with another: a pool has its scales for ever. */
+START_TEST(d34_another_scale_is_refused_while_blocks_are_committed)
+{
+	KV_OPTIONS(kv_pool_options, join, .name = "scaled", .model = "8 bit", .mapped = 1,
+		   .timeout = TIMEOUT);
+	struct kv_pool *pool, *other = NULL;
+	struct kv_client *client;
+	struct kv_view view;
+
+	daemon_start("--host", "16M");
+	client = client_new();
+	refused(open_scaled(client, "scaled", 0, &pool), -EINVAL, "components[0].scale: 0");
+	must(open_scaled(client, "scaled", 0.0625f, &pool));
+	kv_seq_free(seq_published(client, pool, 1, 64), NULL);
+	ck_assert_uint_eq(hit_of(pool, 1, 65), 64);
+
+	refused(open_scaled(client, "scaled", 0.03125f, &other), -EEXIST, "components[0]");
+	ck_assert_ptr_nonnull(strstr(kv_error_text(), "0.0625"));
+	ck_assert_ptr_nonnull(strstr(kv_error_text(), "0.03125"));
+	kv_pool_close(pool); /* the blocks stay cached, and the refusal with them */
+	wait_until(pool_stats(client, "scaled").n_sessions == 0);
+	refused(open_scaled(client, "scaled", 0.03125f, &other), -EEXIST, "components[0]");
+	ck_assert_ptr_null(other);
+
+	must(kv_pool_open(client, &join, &pool)); /* a reader who names no layout is given the scales */
+	ck_assert_uint_eq(hit_of(pool, 1, 65), 64);
+	must(kv_pool_view(pool, 0, 0, &view));
+	ck_assert_float_eq(view.scale, 0.0625f);
+	must(kv_pool_view(pool, 0, 1, &view));
+	ck_assert_float_eq(view.scale, 0.125f);
+
+	must(open_scaled(client, "anew", 0.03125f, &other)); /* another pool: nothing is found there */
+	ck_assert_uint_eq(hit_of(other, 1, 65), 0);
+	kv_pool_close(other);
+	kv_pool_close(pool);
+	wait_until(pool_stats(client, "scaled").n_sessions == 0);
+	must(kv_pool_drop(client, "scaled", TIMEOUT));
+	must(open_scaled(client, "scaled", 0.03125f, &pool)); /* the same name, and nothing of before */
+	ck_assert_uint_eq(hit_of(pool, 1, 65), 0);
+	must(kv_pool_view(pool, 0, 0, &view));
+	ck_assert_float_eq(view.scale, 0.03125f);
+	kv_pool_close(pool);
+	books_balance(client);
+	kv_disconnect(client);
+	daemon_stop();
+}
+END_TEST
+
 static Suite *suite(void)
 {
 	Suite *s = suite_create("cases");
@@ -426,6 +487,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, d18_a_report_of_who_has_the_blocks_no_more_changes_nothing);
 	tcase_add_test(tcase, d20_salts_and_other_fields_of_one_text_are_not_taken_for_one_another);
 	tcase_add_test(tcase, d23_thirteen_blocks_of_64_are_found_not_found_and_found_again);
+	tcase_add_test(tcase, d34_another_scale_is_refused_while_blocks_are_committed);
 	tcase_add_test(tcase, d40_no_look_at_the_numbers_finds_a_block_in_two_states_or_in_none);
 	suite_add_tcase(s, tcase);
 	return s;
