@@ -2,6 +2,7 @@
 /* Metadata of recurrent layers: rows, columns, chunks, splits, from lengths on the host. */
 #include <errno.h>
 #include <kvcached/recurrent.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "include/internal/error.h"
@@ -33,6 +34,16 @@ static int check_lens(const char *name, const int32_t *lens, int32_t n_seqs)
 		if (lens[b] < 0)
 			return kv_error(-EINVAL, "%s[%d]: %d given, 0 or more allowed", name, b,
 					lens[b]);
+	return 0;
+}
+
+static int check_query_lens(const int32_t *query_start_loc, int32_t n_seqs)
+{
+	for (int32_t b = 0; b < n_seqs; b++)
+		if (query_len(query_start_loc, b) < 0)
+			return kv_error(-EINVAL,
+					"query_start_loc[%d]: %d after %d given, it may not fall",
+					b + 1, query_start_loc[b + 1], query_start_loc[b]);
 	return 0;
 }
 
@@ -145,11 +156,9 @@ KV_PUBLIC int kv_state_chunks(const int32_t *query_start_loc, const int32_t *n_c
 		return r;
 	if (chunk < 1)
 		return kv_error(-EINVAL, "chunk: %d given, 1 or more allowed", chunk);
-	for (int32_t b = 0; b < n_seqs; b++)
-		if (query_len(query_start_loc, b) < 0)
-			return kv_error(-EINVAL,
-					"query_start_loc[%d]: %d after %d given, it may not fall",
-					b + 1, query_start_loc[b + 1], query_start_loc[b]);
+	r = check_query_lens(query_start_loc, n_seqs);
+	if (r < 0)
+		return r;
 	ret_chunk_start_loc[0] = n_seqs ? query_start_loc[0] : 0;
 	for (int32_t b = 0; b < n_seqs; b++) {
 		int32_t left = query_len(query_start_loc, b), at = n_computed[b] % chunk;
@@ -166,6 +175,38 @@ KV_PUBLIC int kv_state_chunks(const int32_t *query_start_loc, const int32_t *n_c
 		}
 	}
 	return n;
+}
+
+KV_PUBLIC int kv_state_tracks(const int32_t *query_start_loc, const int32_t *n_computed, int32_t n_seqs,
+			      int32_t interval, int32_t chunk, struct kv_state_track *ret)
+{
+	int64_t after = 0, before = 0; /* chunk states of the sequences so far */
+	int r = check_lens("n_computed", n_computed, n_seqs);
+
+	if (r < 0)
+		return r;
+	if (interval < 1 || chunk < 1)
+		return kv_error(-EINVAL, "interval, chunk: %d, %d given, 1 or more allowed", interval, chunk);
+	r = check_query_lens(query_start_loc, n_seqs);
+	if (r < 0)
+		return r;
+	for (int32_t b = 0; b < n_seqs; b++) {
+		int32_t len = query_len(query_start_loc, b);
+		int64_t end = (int64_t)n_computed[b] + len, kept = end - end % interval;
+		int64_t inside = kept - n_computed[b];
+		bool found = inside > 0 && inside < len && inside % chunk == 0;
+
+		ret[b] = (struct kv_state_track){
+			.after = found ? after + inside / chunk - 1 : -1,
+			.before = found ? before + inside / chunk : -1,
+			.conv_end = found ? query_start_loc[b] + inside : -1,
+			.n_tokens = found ? (int32_t)kept : 0,
+			.at_end = len && kept == end,
+		};
+		after += len / chunk;
+		before += (len + (int64_t)chunk - 1) / chunk;
+	}
+	return 0;
 }
 
 KV_PUBLIC int64_t kv_conv_programs_room(int64_t n_programs)

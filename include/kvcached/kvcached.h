@@ -18,6 +18,7 @@
 #include <kvcached/merge.h>
 #include <kvcached/metadata.h>
 #include <kvcached/table.h>
+#include <kvcached/slots.h>
 #include <kvcached/mla.h>
 #include <kvcached/schedule.h>
 #include <kvcached/recurrent.h>

@@ -182,6 +182,38 @@ int kv_plan_check(const struct kv_plan *plan);
 /* kv_plan_cost() - blocks of each pool that @tokens of one sequence take: ret_blocks[n_pools] */
 void kv_plan_cost(const struct kv_plan *plan, uint64_t tokens, uint64_t *ret_blocks);
 
+/* What a scheduler never exceeds. */
+struct kv_plan_load {
+	uint64_t n_seqs;	/* L: sequences at once */
+	uint64_t n_tokens;	/* T: tokens of all of them together */
+	uint64_t context;	/* C: of one */
+	uint64_t step_tokens;	/* S: that one step computes */
+	uint64_t ahead_tokens;	/* A: of a sequence, scheduled before the results of its last step are back; 0: none */
+	uint64_t margin_blocks; /* M: besides */
+};
+
+/**
+ * kv_plan_load_blocks() - blocks of a group with which a load always finds room, the null block included
+ * @group: kind, window and block_tokens are read; FULL, WINDOW or STATE. block_tokens of a STATE are
+ *	   those from checkpoint to checkpoint; 0: it keeps none
+ *
+ * A pool that several groups share needs the sum. What is cached for later takes nothing of it: it goes when
+ * there is need.
+ * Return: 0; -EINVAL: the text names group and field; -EOVERFLOW.
+ */
+int kv_plan_load_blocks(const struct kv_plan_group *group, const struct kv_plan_load *load, uint64_t *ret_blocks);
+
+/**
+ * kv_plan_table_columns() - columns of a block table that holds any sequence, for a graph to be captured with
+ * @ahead_tokens: that are in flight at most: of a step, or of two where steps overlap
+ * @compact:	  1: a WINDOW's table begins with the first block that is still there (slots.h); 0: with the
+ *		  sequence, as those of batch.h
+ *
+ * Return: 0; -EINVAL: the text names group and field; -EOVERFLOW.
+ */
+int kv_plan_table_columns(const struct kv_plan_group *group, uint64_t context, uint64_t ahead_tokens, int compact,
+			  uint64_t *ret_columns);
+
 /**
  * kv_plan_pool_layout() - one pool of the plan as the layout that a pool is opened with
  * @components: room for all components of the plan

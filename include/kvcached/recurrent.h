@@ -139,6 +139,28 @@ struct kv_draft_split {
 void kv_split_drafts(const int32_t *query_start_loc, const int32_t *n_drafts, int32_t n_seqs,
 		     int32_t n_tokens, uint8_t *ret_verify, struct kv_draft_split *ret);
 
+/* Which of a step's states of one sequence are to be kept. */
+struct kv_state_track {
+	int64_t after;	 /* among the states after each whole chunk of all sequences; -1: none in the midst */
+	int64_t before;	 /* the same state among those before each chunk, a last part of one included */
+	int64_t conv_end; /* packed token that its convolution's window ends before */
+	int32_t n_tokens; /* of the sequence there */
+	uint8_t at_end;	 /* 1: the state after the step is one to keep */
+};
+
+/**
+ * kv_state_tracks() - what chunk kernels put out of a prefill that later sequences can go on from
+ * @interval: tokens from one state that is kept to the next
+ * @chunk:    of the kernel, which puts out the state after, or before, each
+ * @ret:      [R]
+ *
+ * Of each sequence the last multiple of the interval that the step passes, if a chunk ends there. kv_gdn() and
+ * kv_ssd() (state.h) need no such list: they store those states themselves.
+ * Return: 0; -EINVAL: @interval or @chunk below 1, a length below 0.
+ */
+int kv_state_tracks(const int32_t *query_start_loc, const int32_t *n_computed, int32_t n_seqs, int32_t interval,
+		    int32_t chunk, struct kv_state_track *ret);
+
 #ifdef __cplusplus
 }
 #endif

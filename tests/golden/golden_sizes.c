@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tests/golden/golden.h"
+#include "tests/golden/golden_own.h"
 
 static int gdn_state_shapes(const json_t *in, json_t **ret_out)
 {
@@ -302,6 +303,8 @@ static int page_counts(const json_t *in, json_t **ret_out)
 	for (size_t i = 0; i < n; i++)
 		group_of(json_array_get(specs, i), &groups[i]);
 	r = kv_compat_page_counts(groups, n, &load, pages);
+	if (!own_load_blocks(groups, n, &load, r, pages))
+		return GOLDEN_OWN_DIFFERS;
 	if (r)
 		return r;
 	counts = json_object();
@@ -313,14 +316,15 @@ static int page_counts(const json_t *in, json_t **ret_out)
 
 static int capture_width(const json_t *in, json_t **ret_out)
 {
+	int64_t context = in_int(in, "max_context_len", 0), tokens = in_int(in, "max_tokens_per_req", 1);
+	int64_t overlap = in_int(in, "overlap_schedule_depth", 0), columns = 0;
 	struct kv_compat_group group;
-	int64_t columns;
 	int r;
 
 	group_of(json_object_get(in, "spec"), &group);
-	r = kv_compat_capture_width(&group, in_int(in, "max_context_len", 0),
-				    in_int(in, "max_tokens_per_req", 1),
-				    in_int(in, "overlap_schedule_depth", 0), &columns);
+	r = kv_compat_capture_width(&group, context, tokens, overlap, &columns);
+	if (!own_table_columns(&group, context, tokens, overlap, r, columns))
+		return GOLDEN_OWN_DIFFERS;
 	if (r)
 		return r;
 	*ret_out = json_pack("{s:I}", "columns", (json_int_t)columns);

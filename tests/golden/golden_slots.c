@@ -5,6 +5,7 @@
 
 #include "alloc/compat_rows.h"
 #include "tests/golden/golden.h"
+#include "tests/golden/golden_own.h"
 
 static struct kv_compat_table table_in(const json_t *rows)
 {
@@ -32,6 +33,13 @@ static json_t *out_rows64(const int64_t *ids, size_t n_rows, size_t width)
 	return rows;
 }
 
+static int own_differs(json_t **ret_out)
+{
+	json_decref(*ret_out);
+	*ret_out = NULL;
+	return GOLDEN_OWN_DIFFERS;
+}
+
 static int state_page_indices(const json_t *in, json_t **ret_out)
 {
 	struct kv_compat_table t = table_in(json_object_get(in, "table"));
@@ -42,6 +50,9 @@ static int state_page_indices(const json_t *in, json_t **ret_out)
 
 	r = kv_compat_state_blocks(&t, in_int(in, "page_size", 1), before, after,
 				   in_bool(in, "validate", false), state_in, state_out);
+	if (!own_state_rows(&t, in_int(in, "page_size", 1), before, state_in) ||
+	    !own_state_rows(&t, in_int(in, "page_size", 1), after, state_out))
+		return GOLDEN_OWN_DIFFERS;
 	if (r)
 		return r;
 	*ret_out = json_pack("{s:o, s:o}", "state_in", out_ints32(state_in, n), "state_out",
@@ -64,6 +75,10 @@ static int decode_write_locs(const json_t *in, json_t **ret_out)
 		struct kv_compat_table t = table_in(rows);
 
 		kv_compat_decode_slots(&t, lens, in_int(in, "page_size", 1), n_tokens, slots);
+		for (size_t i = 0; i < n; i++)
+			if (!own_slots(&t, i, lens[i] - n_tokens, n_tokens, in_int(in, "page_size", 1),
+				       slots + i * (size_t)n_tokens))
+				return own_differs(ret_out);
 		json_object_set_new(*ret_out, group, out_ints(slots, n * (size_t)n_tokens));
 	}
 	return 0;
@@ -86,6 +101,9 @@ static int extend_write_locs(const json_t *in, json_t **ret_out)
 		struct kv_compat_table t = table_in(rows);
 
 		kv_compat_extend_slots(&t, prefix, extend, in_int(in, "page_size", 1), slots);
+		for (size_t i = 0, at = 0; i < n; at += (size_t)extend[i++])
+			if (!own_slots(&t, i, prefix[i], extend[i], in_int(in, "page_size", 1), slots + at))
+				return own_differs(ret_out);
 		json_object_set_new(*ret_out, group, out_ints(slots, total));
 	}
 	return 0;
@@ -120,6 +138,10 @@ static int token_indices_from_pages(const json_t *in, json_t **ret_out)
 			slots[i * positions.width + k] = kv_compat_slot(
 				&t, (size_t)rows[i], positions.ids[i * positions.width + k],
 				in_int(in, "page_size", 1));
+	for (size_t i = 0; i < n * positions.width; i++)
+		if (!own_slots(&t, (size_t)rows[i / positions.width], positions.ids[i], 1, in_int(in, "page_size", 1),
+			       slots + i))
+			return GOLDEN_OWN_DIFFERS;
 	*ret_out = json_pack("{s:o}", "slots", out_rows64(slots, n, positions.width));
 	return 0;
 }
@@ -232,6 +254,8 @@ static int v4_slots(const json_t *in, bool compressed, json_t **ret_out)
 	v.valid = in_ints(in, "valid", &n);
 	slots = golden_alloc(v.n_positions, sizeof(*slots));
 	r = kv_compat_v4_slots(&v, slots);
+	if (!own_row_slots(&v, r, slots))
+		return GOLDEN_OWN_DIFFERS;
 	if (r)
 		return r;
 	*ret_out = json_pack("{s:o}", "slots", out_ints(slots, v.n_positions));
@@ -338,6 +362,9 @@ static int extend_metadata(const json_t *in, json_t **ret_out)
 
 	kv_compat_extend_tracks(in_int(in, "page_size", 1), in_int(in, "fla_chunk", 64), conv_len,
 				lens, prefix, working, track, n, &e);
+	if (!own_tracks(in_int(in, "page_size", 1), in_int(in, "fla_chunk", 64), conv_len, lens, prefix, working,
+			track, n, &e))
+		return GOLDEN_OWN_DIFFERS;
 	for (size_t i = 0; i < e.n_tracks; i++) {
 		json_t *window = json_array();
 
