@@ -26,6 +26,11 @@
  */
 static const double tolerances[] = {[KV_F32] = 1e-5, [KV_F16] = 6e-4, [KV_BF16] = 4e-3};
 
+double problem_tolerance(int dtype)
+{
+	return tolerances[dtype];
+}
+
 #define TOLERANCE_F8  5e-3
 #define LSE_TOLERANCE 1e-4 /* absolute, of sums in f32 */
 #define LSE_ROUNDED   2e-3

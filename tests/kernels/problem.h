@@ -83,6 +83,9 @@ struct problem *problem_free(struct problem *problem);
 /* Whether @backend can run it; -ENOTSUP is the only reason not to. */
 bool problem_can_run(const struct problem *problem, const struct kv_attn_backend *backend);
 
+/* Of a result of @dtype by its norm, whose sums were exact to f32. */
+double problem_tolerance(int dtype);
+
 int problem_out_dtype(const struct problem *problem);
 
 /* Runs @backend; the results, lse included, on the host: free() them. */
