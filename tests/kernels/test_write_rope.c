@@ -11,6 +11,7 @@
 #include "include/internal/error.h"
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/number.h"
+#include "tests/kernels/problem.h"
 #include "tests/support/expect.h"
 
 #define COUNT(a)    (int)(sizeof(a) / sizeof((a)[0]))
@@ -114,12 +115,10 @@ static char *random_rows(int which, int heads, int dim, int dtype)
 static void check_rows(const struct fused *c, const char *name, const char *before, const char *after,
 		       int heads, const double *weights)
 {
-	double tolerance = c->dtype == KV_F32 ? 1e-5 : c->dtype == KV_F16 ? 2e-3 : 1.6e-2;
-
 	for (int t = 0; t < TOKENS; t++) {
 		for (int h = 0; h < heads; h++) {
 			int64_t at = (int64_t)(t * heads + h) * c->dim;
-			double x[MAX_DIM];
+			double x[MAX_DIM], error = 0, norm = 0;
 			bool touched = !c->rot || positions[t] < POSITIONS;
 
 			for (int d = 0; d < c->dim; d++)
@@ -129,12 +128,15 @@ static void check_rows(const struct fused *c, const char *name, const char *befo
 			for (int d = 0; d < c->dim; d++) {
 				double got = number_get(after, at + d, c->dtype);
 
-				expect(touched && (c->rot || c->norm)
-					       ? fabs(got - x[d]) <= tolerance * (1 + fabs(x[d]))
-					       : got == x[d],
+				error += (got - x[d]) * (got - x[d]);
+				norm += x[d] * x[d];
+				expect((touched && (c->rot || c->norm)) || got == x[d],
 				       "%s: token %d head %d element %d is %g, right is %g", name, t, h,
 				       d, got, x[d]);
 			}
+			expect(sqrt(error) <= problem_tolerance(c->dtype) * sqrt(norm),
+			       "%s: token %d head %d is off by %g of its %g", name, t, h, sqrt(error),
+			       sqrt(norm));
 		}
 	}
 }
