@@ -263,6 +263,17 @@ void kv_gseq_begin(struct kv_gseq *seq)
 	}
 }
 
+bool kv_gseq_is_of_now(const struct kv_gseq *seq)
+{
+	for (uint32_t g = 0; g < seq->groups->n; g++) {
+		uint64_t root = seq->seqs[g] ? seq->seqs[g]->root : seq->states[g].root;
+
+		if (root != kv_serial_root(kv_pool_epoch(seq->groups->groups[g].pool)))
+			return false;
+	}
+	return true;
+}
+
 int kv_gseq_keep_tokens(struct kv_gseq *seq, const int32_t *tokens, size_t n)
 {
 	int r = kv_seq_grow((void **)&seq->tokens, &seq->tokens_room, n, sizeof(*tokens));

@@ -73,6 +73,8 @@ struct kv_gseq {
 
 /* kv_gseq_begin() - if it is empty: its tokens belong to the epochs of now */
 void kv_gseq_begin(struct kv_gseq *seq);
+/* kv_gseq_is_of_now() - are these still the epochs of now, in every group? */
+bool kv_gseq_is_of_now(const struct kv_gseq *seq);
 /* kv_gseq_digest() - digests up to @n_tokens of @tokens. 0 or -ENOMEM */
 int kv_gseq_digest(struct kv_gseq *seq, const int32_t *tokens, size_t n_tokens);
 void kv_gseq_cut_digests(struct kv_gseq *seq); /* those beyond len */

@@ -5,6 +5,10 @@
  * Groups that keep all tokens say how long it can be at most; the others shorten it, each to the
  * longest that it has, until all agree. A window or a state is looked at from the end: what it has
  * further back matters only if nothing longer will do.
+ *
+ * Epochs of pools change one after the other, and between two looks of a search. What was found is of one
+ * state of the weights if all epochs are at its end what they were before it: whoever has new weights shows what it
+ * computes with them when all epochs have changed.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,6 +19,7 @@
 
 #define UNKNOWN ((kv_block_id)-2)
 #define MISSING ((kv_block_id)-1)
+#define EPOCH_TRIES 4 /* so often in one search weights don't change */
 
 /* What a group has of the prompt: held until it is adopted or let go. */
 struct candidates {
@@ -28,6 +33,7 @@ struct search {
 	struct kv_gseq *seq;
 	const int32_t *tokens;
 	size_t base, best; /* tokens: had before, and the longest that may be */
+	bool again; /* an epoch has changed meanwhile: nothing was found */
 	struct candidates *groups;
 };
 
@@ -223,7 +229,7 @@ static void let_go(struct search *s)
 			kv_block_release(pool, c->state);
 		free(c->blocks);
 	}
-	free(s->groups);
+	free(kv_steal(s->groups));
 }
 
 static int search_init(struct search *s)
@@ -265,6 +271,14 @@ static void adopt(struct search *s)
 	}
 }
 
+/* What goes on from tokens of its own stays in their epoch. */
+static void look_at_epochs(struct search *s)
+{
+	s->again = !s->base && s->best && !kv_gseq_is_of_now(s->seq);
+	if (s->again)
+		s->best = 0;
+}
+
 static int find(struct search *s)
 {
 	const struct kv_groups *groups = s->seq->groups;
@@ -280,10 +294,13 @@ static int find(struct search *s)
 			r = search_init(s);
 		if (!r) {
 			agree(s);
+			look_at_epochs(s);
 			if (s->best > s->base)
 				adopt(s);
 		}
 		let_go(s);
+	} else if (!r) {
+		look_at_epochs(s);
 	}
 	if (r < 0)
 		s->best = s->base;
@@ -326,12 +343,14 @@ static int lookup(struct kv_gseq *seq, const int32_t *tokens, size_t n, size_t *
 	*ret_hit = seq->len;
 	if (s.best <= s.base || !may_go_on(seq))
 		return 0;
-	kv_gseq_begin(seq);
 	if (tokens != seq->tokens)
 		seq->n_preempted = 0;
 	r = kv_gseq_keep_tokens(seq, tokens, s.best);
-	if (!r)
+	for (int tries = 0; !r && (!tries || (s.again && tries < EPOCH_TRIES)); tries++) {
+		s.best = (n - 1) / unit * unit;
+		kv_gseq_begin(seq);
 		r = find(&s);
+	}
 	if (!r)
 		seq->len = s.best;
 	/* Of another prompt by the next time. */

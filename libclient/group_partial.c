@@ -126,7 +126,9 @@ static int lookup_partial(struct kv_gseq *seq, const int32_t *tokens, size_t n)
 		r = go_on(seq, g, tokens, len);
 		len = seq->seqs[g]->len < len ? seq->seqs[g]->len : len;
 	}
-	kv_gseq_step_back(seq, r < 0 ? from : len);
+	if (r < 0 || (!from && !kv_gseq_is_of_now(seq)))
+		len = from;
+	kv_gseq_step_back(seq, len);
 	seq->n_partial = seq->len - from;
 	for (uint32_t g = 0; g < seq->groups->n && !r; g++)
 		r = kv_granules_need(seq->groups->groups[g].pool, kv_deadline(0));

@@ -238,6 +238,7 @@ int kv_gstate_fork(const struct kv_gseq *seq, struct kv_gseq *child, uint32_t gr
 
 	other->row = other->found = state->row;
 	other->at = other->from = state->at;
+	other->root = state->root;
 	if (state->row != NONE)
 		pool_of(seq, group)->refs[state->row]++;
 	return 0;

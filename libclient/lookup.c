@@ -236,7 +236,8 @@ static int lookup(struct kv_seq *seq, const int32_t *tokens, size_t n, size_t *r
 		return r;
 
 	count_asked(seq, n);
-	if (!seq->len)
+	/* One of several groups began with the others. */
+	if (!seq->len && !seq->is_part)
 		kv_seq_begin(seq);
 	w.follows = seq->root;
 	/* To go on, the chain so far must be cached, and known to be. */

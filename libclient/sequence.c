@@ -293,7 +293,7 @@ KV_PUBLIC int kv_seq_append(struct kv_seq *seq, const int32_t *tokens, size_t n)
 	r = kv_seq_grow((void **)&seq->tokens, &seq->tokens_room, seq->len + n, sizeof(*tokens));
 	if (r < 0)
 		return r;
-	if (!seq->len)
+	if (!seq->len && !seq->is_part)
 		kv_seq_begin(seq);
 	/* They may be its own, of before it was preempted. */
 	memmove(seq->tokens + seq->len, tokens, n * sizeof(*tokens));

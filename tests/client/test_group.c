@@ -6,6 +6,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "tests/client/hybrid.h"
 #include "tests/support/process.h"
@@ -232,6 +235,116 @@ START_TEST(a_field_that_is_said_after_a_search_counts_for_the_first_block_as_wel
 	/* Two of each: none of the second was taken for one of the first. */
 	ck_assert_uint_eq(pool_stats(m.client, model_names[WINDOW_G]).blocks_cached, 4);
 	kv_groups_free(groups);
+}
+END_TEST
+
+/* An update of the weights in the middle of a search: at the next look at the clock, which is in the first group. */
+static struct {
+	void (*at_clock)(void);
+	struct model model;
+	struct kv_groups *groups;
+	struct kv_gseq *seq;
+} fresh;
+
+__attribute__((visibility("default"))) int clock_gettime(clockid_t clock, struct timespec *ret)
+{
+	void (*now)(void) = fresh.at_clock;
+
+	fresh.at_clock = NULL;
+	if (now)
+		now();
+	return (int)syscall(SYS_clock_gettime, clock, ret);
+}
+
+static struct kv_groups *attention_groups(const struct model *model)
+{
+	struct kv_group parts[2] = {{.kind = KV_GROUP_FULL, .pool = model->pools[FULL_G]},
+				    {.kind = KV_GROUP_WINDOW, .pool = model->pools[WINDOW_G], .window = WINDOW}};
+	KV_OPTIONS(kv_groups_options, what, .groups = parts, .n_groups = 2);
+	struct kv_groups *groups;
+
+	must(kv_groups_new(&what, &groups));
+	return groups;
+}
+
+static struct kv_gseq *published_and_held(const struct model *model, struct kv_groups *groups)
+{
+	struct kv_gseq *seq;
+
+	must(kv_gseq_new(groups, &seq));
+	must(kv_gseq_reserve(seq, 16, TIMEOUT));
+	must(kv_gseq_append(seq, tokens_of(1, 16), 16));
+	must(kv_gseq_publish(seq, NULL));
+	must(kv_ping(model->client, TIMEOUT));
+	return seq;
+}
+
+static void update_weights(void)
+{
+	for (int g = 0; g < 2; g++)
+		must(kv_pool_new_epoch(fresh.model.client, model_names[g], NULL, NULL, TIMEOUT));
+	fresh.seq = published_and_held(&fresh.model, fresh.groups);
+}
+
+/* Is block @i of group @g the one that was computed with the new weights? */
+static bool is_fresh(const struct kv_gseq *seq, uint32_t g, size_t i)
+{
+	const kv_block_id *ids, *fresh_ids;
+
+	kv_seq_blocks(kv_gseq_seq(seq, g), &ids);
+	kv_seq_blocks(kv_gseq_seq(fresh.seq, g), &fresh_ids);
+	return ids[i] == fresh_ids[i];
+}
+
+START_TEST(a_search_finds_nothing_of_two_epochs_whenever_the_weights_change)
+{
+	struct kv_groups *groups = attention_groups(&m), *before;
+	struct kv_gseq *held, *seq;
+	struct model old;
+	size_t hit;
+
+	model_open(&old, 0, 0, N_DRAFTS);
+	model_open(&fresh.model, 0, 0, N_DRAFTS);
+	before = attention_groups(&old);
+	fresh.groups = attention_groups(&fresh.model);
+	held = published_and_held(&old, before);
+
+	must(kv_gseq_new(groups, &seq));
+	fresh.at_clock = update_weights;
+	must(kv_gseq_lookup(seq, tokens_of(1, 17), 17, &hit));
+	ck_assert_ptr_null(fresh.at_clock);
+	ck_assert_uint_eq(hit, 16);
+	for (size_t i = 2; i < 4; i++)
+		expect(is_fresh(seq, 0, i) == is_fresh(seq, 1, i), "block %zu: new weights in one group alone", i);
+
+	kv_gseq_free(seq, NULL);
+	kv_gseq_free(held, NULL);
+	kv_gseq_free(fresh.seq, NULL);
+	kv_groups_free(groups);
+	kv_groups_free(before);
+	kv_groups_free(fresh.groups);
+	model_close(&old);
+	model_close(&fresh.model);
+}
+END_TEST
+
+START_TEST(checkpoints_of_a_fork_are_shown_after_an_update_of_the_weights_too)
+{
+	const int32_t *tokens = tokens_of(1, 40);
+	struct kv_gseq *seq, *fork;
+
+	for (int g = 0; g < 3; g++)
+		must(kv_pool_new_epoch(m.client, model_names[g], NULL, NULL, TIMEOUT));
+	seq = new_seq(&m);
+	compute(&m, seq, tokens, 5, 5);
+	must(kv_gseq_fork(seq, &fork));
+	kv_gseq_free(seq, NULL);
+	must(kv_gseq_reserve(fork, 16, TIMEOUT));
+	model_copy(&m, fork);
+	compute(&m, fork, tokens, 16, 11);
+	kv_gseq_free(fork, NULL);
+	settled();
+	ck_assert_uint_eq(hit_now(tokens, 40), 16);
 }
 END_TEST
 
@@ -794,6 +907,8 @@ static Suite *suite(void)
 	tcase_add_loop_test(tcase, a_hit_is_offered_only_where_every_group_has_it, 0,
 			    sizeof(offers) / sizeof(offers[0]));
 	tcase_add_test(tcase, fields_and_extras_are_told_apart_in_every_group);
+	tcase_add_test(tcase, a_search_finds_nothing_of_two_epochs_whenever_the_weights_change);
+	tcase_add_test(tcase, checkpoints_of_a_fork_are_shown_after_an_update_of_the_weights_too);
 	tcase_add_loop_test(tcase, a_field_that_is_said_after_a_search_counts_for_the_first_block_as_well, 0, 2);
 	tcase_add_test(tcase, a_search_goes_on_from_what_a_sequence_has_published_itself);
 	tcase_add_test(
