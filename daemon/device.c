@@ -7,7 +7,7 @@
 
 #include "daemon/device.h"
 
-#define SPARE_FILES 64 /* descriptors that this process needs beside granules */
+#define SPARE_FILES 64u /* descriptors that this process needs beside granules */
 
 int kv_device_fits_files(uint64_t n, uint64_t granule_bytes)
 {
@@ -15,10 +15,10 @@ int kv_device_fits_files(uint64_t n, uint64_t granule_bytes)
 
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && n + SPARE_FILES > limit.rlim_cur)
 		return kv_error(-EMFILE,
-				"an arena of %" PRIu64 " granules of %" PRIu64
-				" bytes needs as many open files, this process may have %" PRIu64
+				"an arena of %" PRIu64 " granules of %" PRIu64 " bytes needs %" PRIu64
+				" open files, %u of them beside granules; this process may have %" PRIu64
 				": use larger granules, or raise RLIMIT_NOFILE",
-				n, granule_bytes, (uint64_t)limit.rlim_cur);
+				n, granule_bytes, n + SPARE_FILES, SPARE_FILES, (uint64_t)limit.rlim_cur);
 	return 0;
 }
 

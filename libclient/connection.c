@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -149,6 +150,16 @@ static void drop_fds(int *fds, uint32_t n)
 		kv_close(fds[--n]);
 }
 
+/* What came with a message was cut off. */
+static int no_descriptor(void)
+{
+	struct rlimit files = { 0 };
+
+	getrlimit(RLIMIT_NOFILE, &files);
+	return kv_error(-EMFILE, "receive: the daemon's descriptors didn't come through: this process may have %llu open "
+			"files (RLIMIT_NOFILE), and has none left", (unsigned long long)files.rlim_cur);
+}
+
 /* The answer with tag @tag. */
 static int receive_answer(struct kv_connection *c, uint32_t tag, uint16_t type, uint32_t size,
 			  int *fds, uint32_t max_fds, uint32_t *ret_n_fds, int64_t deadline)
@@ -168,6 +179,8 @@ static int receive_answer(struct kv_connection *c, uint32_t tag, uint16_t type, 
 			continue;
 		if (n == 0 || n == -ECONNRESET)
 			return lost();
+		if (n == -EMSGSIZE && fds)
+			return no_descriptor();
 		if (n < 0)
 			return kv_error((int)n, "receive: %s", strerror((int)-n));
 		if (n < (int64_t)sizeof(*answer) || answer->magic != KV_WIRE_MAGIC ||

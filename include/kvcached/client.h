@@ -159,7 +159,8 @@ struct kv_pool_options {
  *         (the text lists the fields that differ, with both values); -ENOENT if there is none and
  *         @options has no layout; -ENOMEM if the minimum can't be guaranteed; -EBUSY if the pool has
  *         KV_MAX_SESSIONS sessions; -EDQUOT if this user has as many pools or sessions as it may
- *         (the text says which, and kvcached's option); -ENODEV if a device isn't visible here;
+ *         (the text says which, and kvcached's option); -EMFILE if this process has too few open files;
+ *         -ENODEV if a device isn't visible here;
  *         -ETIMEDOUT; -ENOTSUP
  *         if a kv_layout can't express the plan's pool (kv_plan_pool_layout(); the text says why);
  *         of a config also what kv_arch_read() and kv_plan_arch() return, with its path.

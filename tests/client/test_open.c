@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "tests/support/client.h"
@@ -217,6 +218,30 @@ START_TEST(options_without_a_size_are_refused)
 }
 END_TEST
 
+/* Descriptors that the kernel can't put anywhere are left out of a message: that was "Message too long". */
+START_TEST(who_has_too_few_open_files_is_told_so_whichever_is_missing)
+{
+	KV_OPTIONS(kv_pool_options, what, .name = "files", .layout = small_layout(), .mapped = 1);
+	struct rlimit files, before;
+	struct kv_pool *pool = NULL;
+	int next = dup(0), r = -1;
+
+	close(next);
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+	before = files;
+	for (rlim_t most = (rlim_t)next; r < 0; most++) {
+		files.rlim_cur = most;
+		ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
+		r = kv_pool_open(client, &what, &pool);
+		expect(!r || (r == -EMFILE && strstr(kv_error_text(), "open files")), "%d of %d: %d (%s)",
+		       (int)most, next, r, kv_error_text());
+		ck_assert_int_lt(most, (rlim_t)next + 16);
+	}
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+	kv_pool_close(pool);
+}
+END_TEST
+
 START_TEST(minimums_that_cannot_all_be_kept_are_refused_with_the_numbers)
 {
 	KV_OPTIONS(kv_pool_options, what, .name = "first", .layout = small_layout(),
@@ -307,6 +332,7 @@ static Suite *suite(void)
 			    sizeof(bad_options) / sizeof(bad_options[0]));
 	tcase_add_test(tcase, a_layout_that_cannot_be_is_named);
 	tcase_add_test(tcase, options_without_a_size_are_refused);
+	tcase_add_test(tcase, who_has_too_few_open_files_is_told_so_whichever_is_missing);
 	tcase_add_test(tcase, minimums_that_cannot_all_be_kept_are_refused_with_the_numbers);
 	tcase_add_test(tcase, a_pool_has_room_for_128_sessions);
 	tcase_add_test(tcase, nothing_is_done_with_nothing);
