@@ -170,6 +170,82 @@ def test_everything_goes_back_when_nobody_closes_it(client):
     assert stats["n_sessions"] == 0 and stats["blocks_leased"] == 0
 
 
+class Interrupted:
+    """The library, but for one function, which something else comes before."""
+
+    def __init__(self, real, name, before):
+        self._real, self._name, self._before = real, name, before
+
+    def __getattr__(self, name):
+        function = getattr(self._real, name)
+        if name != self._name:
+            return function
+
+        def call(*args):
+            self._before()
+            return function(*args)
+        return call
+
+
+def test_what_is_collected_while_its_pool_closes_is_freed_once(client, monkeypatch):
+    pool = pool_of(client, "collected")
+    kept = [pool.sequence() for _ in range(8)]
+    batches = [pool.batch(1, 16, 4) for _ in range(8)]
+    for seq in kept:
+        seq.start(tokens(1, 40))
+    for name, objects in (("kv_seq_free", kept), ("kv_batch_free", batches)):
+        monkeypatch.setattr(sys.modules["kvclient.pool"], "lib", Interrupted(
+            sys.modules["kvclient.pool"].lib, name, lambda objects=objects: objects and objects.pop()))
+    pool.close()
+    monkeypatch.undo()
+    until(lambda: next(p for p in client.stats()["pools"] if p["name"] == "collected")["blocks_leased"] == 0,
+          "its blocks are free")
+    assert not [s for s in client.stats()["sessions"] if s["pool"] == "collected"]
+
+
+def test_what_is_forgotten_waits_for_no_other_thread(client):
+    """Two threads, each with the lock of one pool, in each of which the last of the other's sequences goes."""
+    pools = [pool_of(client, f"forgotten{i}") for i in range(2)]
+    sequences = [[pool.sequence()] for pool in pools]
+    both = threading.Barrier(2)
+    for (seq,) in sequences:
+        seq.start(tokens(1, 40))
+    del seq
+
+    def forget(i):
+        with pools[i]._lock:
+            both.wait(DEADLINE_S)
+            sequences[1 - i].clear()
+            both.wait(DEADLINE_S)
+
+    threads = [threading.Thread(target=forget, args=(i,), daemon=True) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S / 6)
+        assert not thread.is_alive(), "each waits for the other's lock"
+    for i, pool in enumerate(pools):
+        pool.sequence().close()
+        assert not pool._sequences
+        pool.close()
+
+
+def test_a_pool_with_open_sequences_waits_for_its_devices(client, monkeypatch):
+    """Nobody has named a stream: whatever is queued on any of them may use the blocks."""
+    waited = []
+
+    class Torch:
+        class cuda:
+            synchronize = staticmethod(waited.append)
+
+    pool = pool_of(client, "waits")
+    seq = pool.sequence()
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    pool.is_cuda = True
+    pool.close()
+    assert waited == [0] and seq._seq is not None
+
+
 def test_no_room_leaves_the_sequence_as_it_was_and_waiting_lets_threads_run(client):
     with client.pool("small", layout=LAYOUT, max_bytes=1 << 20) as pool:
         n = pool.max_blocks

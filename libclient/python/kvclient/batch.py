@@ -71,7 +71,7 @@ class Batch:
 
     def __del__(self) -> None:
         if getattr(self, "_batch", None) is not None:
-            self.close()
+            self.pool._forget(self)
 
     def build(self, items: Iterable[Union["Sequence", tuple["Sequence", int]]], pad_seqs: int = 0,
               pad_tokens: int = 0) -> "Batch":

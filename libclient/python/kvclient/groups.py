@@ -17,6 +17,7 @@ group or in none.
 """
 from __future__ import annotations
 
+from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -66,6 +67,7 @@ class Groups:
         # Each lock once, in an order that all threads keep.
         self._pools = sorted({group.pool for group in groups}, key=id)
         self._sequences: set[Any] = set()
+        self._left: "deque[Any]" = deque()  # what was forgotten while another thread had a lock
         self._groups: Any = None
         with self._locked():
             array = ffi.new("struct kv_group[]", [
@@ -84,6 +86,16 @@ class Groups:
             stack.enter_context(pool._lock)
         return stack
 
+    def _forget(self, seq: "GroupSequence") -> None:
+        """As Pool's: all locks or none, and no waiting for one."""
+        with ExitStack() as stack:
+            for pool in self._pools:
+                if not pool._lock.acquire(blocking=False):
+                    self._left.append(seq)
+                    return
+                stack.callback(pool._lock.release)
+            seq.close()
+
     def _c(self) -> Any:
         if self._groups is None:
             raise ValueError("these groups are closed")
@@ -95,9 +107,12 @@ class Groups:
             groups, self._groups = self._groups, None
             if groups is None:
                 return
-            for handle in self._sequences:
-                lib.kv_gseq_free(handle, ffi.NULL)
-            self._sequences.clear()
+            for pool in self._pools:
+                if self._sequences and pool._pool is not None:
+                    pool._wait_for_work(pool._pool)
+            # One by one: the garbage collector may come in between, and end some of them.
+            while self._sequences:
+                lib.kv_gseq_free(self._sequences.pop(), ffi.NULL)
             lib.kv_groups_free(groups)
             for pool in self._pools:
                 pool._users.discard(self)
@@ -123,6 +138,8 @@ class Groups:
         """An empty sequence in each group."""
         ret = ffi.new("struct kv_gseq **")
         with self._locked():
+            while self._left:
+                self._left.popleft().close()
             check(lib.kv_gseq_new(self._c(), ret))
             return GroupSequence(self, ret[0])
 
@@ -180,7 +197,7 @@ class GroupSequence:
 
     def __del__(self) -> None:
         if getattr(self, "_seq", None) is not None:
-            self.close()
+            self.groups._forget(self)
 
     def __len__(self) -> int:
         with self.groups._locked():

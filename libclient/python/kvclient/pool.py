@@ -2,7 +2,9 @@
 """A pool: the blocks of one model, leased, shared and mapped."""
 from __future__ import annotations
 
+import sys
 import threading
+from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Iterable, Optional, Type
 
@@ -36,6 +38,7 @@ class Pool:
         self._sequences: set[Any] = set()
         self._batches: set[Any] = set()
         self._users: set[Any] = set()  # Groups, which go before it
+        self._left: "deque[Any]" = deque()  # what was forgotten while another thread had the lock
         self._views: dict[tuple[int, int], View] = {}
         self._layers: dict[tuple[int, int], "Layer"] = {}
         self._workspaces: Any = None
@@ -75,17 +78,43 @@ class Pool:
             pool, self._pool = self._pool, None
             if pool is None:
                 return
-            for handle in self._sequences:
-                lib.kv_seq_free(handle, ffi.NULL)
-            for handle in self._batches:
-                lib.kv_batch_free(handle)
-            self._sequences.clear()
-            self._batches.clear()
+            self._wait_for_work(pool)
+            # One by one: the garbage collector may come in between, and end some of them.
+            while self._sequences:
+                lib.kv_seq_free(self._sequences.pop(), ffi.NULL)
+            while self._batches:
+                lib.kv_batch_free(self._batches.pop())
             self._views.clear()
             self._layers.clear()
             self._workspaces = None
             lib.kv_pool_close(pool)
         self._client._pools.discard(self)
+
+    def _wait_for_work(self, pool: Any) -> None:
+        """Sequences that are ended without a stream may have work queued on any."""
+        if not self.is_cuda or "torch" not in sys.modules:
+            return
+        for gpu in range(self.gpu_mask.bit_length()):
+            ordinal = lib.kv_pool_ordinal(pool, gpu)
+            try:
+                if ordinal >= 0:
+                    sys.modules["torch"].cuda.synchronize(ordinal)
+            except RuntimeError:
+                pass  # a device that is broken does no work any more
+
+    def _forget(self, user: Any) -> None:
+        """An object is gone that wasn't closed. Whoever has the lock may wait for one that this thread has."""
+        if self._lock.acquire(blocking=False):
+            try:
+                user.close()
+            finally:
+                self._lock.release()
+        else:
+            self._left.append(user)
+
+    def _close_left(self) -> None:
+        while self._left:
+            self._left.popleft().close()
 
     def __enter__(self) -> "Pool":
         return self
@@ -136,6 +165,7 @@ class Pool:
 
         ret = ffi.new("struct kv_seq **")
         with self._lock:
+            self._close_left()
             check(lib.kv_seq_new(self._c(), ret))
             return Sequence(self, ret[0])
 
@@ -153,6 +183,7 @@ class Pool:
         """
         ids = np.empty(n, np.int32)
         with self._lock:
+            self._close_left()
             check(lib.kv_blocks_take(self._c(), n, ffi.cast("kv_block_id *", ids.ctypes.data),
                                      nanoseconds(timeout) if timeout else 0))
         return ids

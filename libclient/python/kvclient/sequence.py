@@ -68,7 +68,7 @@ class Sequence:
 
     def __del__(self) -> None:
         if getattr(self, "_seq", None) is not None:
-            self.close()
+            self.pool._forget(self)
 
     def __len__(self) -> int:
         with self.pool._lock:
