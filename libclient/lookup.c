@@ -105,8 +105,33 @@ static __attribute__((noinline)) kv_block_id search(struct walk *w, size_t i, ui
 	return id;
 }
 
-/* Return: the first block that wasn't found. @size: block_tokens; @rows: some may have a row */
-static inline __attribute__((always_inline)) size_t walk(struct walk *w, uint32_t size, bool rows)
+static __attribute__((noinline)) kv_block_id find_elsewhere(const struct kv_prefix *prefix, struct kv_key key)
+{
+	uint32_t cursor = 0;
+
+	return kv_prefix_find(prefix, key, &cursor);
+}
+
+/*
+ * Inline is the place where an entry stands as a rule: what a walk takes is as much a matter of how many instructions a
+ * block has as of what they wait for.
+ */
+static inline kv_block_id find_first(const struct kv_prefix *prefix, struct kv_key key)
+{
+	uint64_t word = kv_load_acquire(&prefix->words[(uint64_t)kv_prefix_bucket(prefix, key, 0) *
+						       KV_BUCKET_WORDS + kv_prefix_place(key)]);
+	uint32_t id = (uint32_t)word - 1;
+
+	if (__builtin_expect(id < prefix->id_limit && word >> 32 == (uint32_t)key.hi, 1))
+		return (kv_block_id)id;
+	return find_elsewhere(prefix, key);
+}
+
+/*
+ * Return: the first block that wasn't found.
+ * @size: block_tokens; @rows: some may have a row; @mask: key_mask
+ */
+static inline __attribute__((always_inline)) size_t walk(struct walk *w, uint32_t size, bool rows, uint64_t mask)
 {
 	struct kv_seq *seq = w->seq;
 	struct kv_pool *pool = seq->pool;
@@ -119,13 +144,13 @@ static inline __attribute__((always_inline)) size_t walk(struct walk *w, uint32_
 	kv_block_id *table = seq->table;
 	int32_t *own = seq->tokens;
 	uint32_t *refs = pool->refs;
-	const uint64_t seed = pool->head.seed, mask = pool->head.key_mask, bit = kv_pin_bit(pool);
+	const uint64_t seed = pool->head.seed, bit = kv_pin_bit(pool);
 	const uint32_t holder = pool->slot / 64;
-	const size_t most = w->most, n_before = seq->n_blocks;
+	const size_t first = w->first, most = w->most, n_before = seq->n_blocks;
 	uint64_t follows = w->follows, stamp = w->stamp;
 	kv_block_id ring[RING];
 	struct kv_shm_row row;
-	size_t i = w->first;
+	size_t i = first;
 
 	for (size_t k = i; i < most; k++) {
 		const int32_t *block = tokens + i * size;
@@ -144,17 +169,15 @@ static inline __attribute__((always_inline)) size_t walk(struct walk *w, uint32_
 			kv_store_relaxed(&keys[k].hi, key.hi);
 			kv_prefix_prefetch(&prefix, key);
 		}
-		if (k >= w->first + FIND_BEHIND && k - FIND_BEHIND < most) {
-			uint32_t cursor = 0;
-
-			id = kv_prefix_find(&prefix, keys[k - FIND_BEHIND], &cursor);
+		if (k - first >= FIND_BEHIND && k - FIND_BEHIND < most) {
+			id = find_first(&prefix, keys[k - FIND_BEHIND]);
 			ring[(k - FIND_BEHIND) % RING] = id;
 			if (id >= 0) {
 				__builtin_prefetch(&descriptors[id], 1);
 				__builtin_prefetch(shared_tokens + (int64_t)id * size);
 			}
 		}
-		if (k < w->first + HOLD_BEHIND)
+		if (k - first < HOLD_BEHIND)
 			continue;
 
 		if (rows)
@@ -197,11 +220,12 @@ held:
 static size_t find(struct walk *w)
 {
 	uint32_t size = w->seq->pool->head.block_tokens;
+	uint64_t mask = w->seq->pool->head.key_mask;
 
 	/* The usual case is one of which all is known when this is compiled. */
-	if (size == 16 && !w->seq->identity.n)
-		return walk(w, 16, false);
-	return walk(w, size, true);
+	if (size == 16 && !w->seq->identity.n && mask == UINT64_MAX)
+		return walk(w, 16, false, UINT64_MAX);
+	return walk(w, size, true, mask);
 }
 
 int kv_seq_make_room(struct kv_seq *seq, size_t n_tokens, size_t n_blocks)
