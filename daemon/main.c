@@ -15,6 +15,7 @@
 #include "daemon/log.h"
 #include "daemon/service.h"
 #include "include/internal/error.h"
+#include "include/internal/nearest.h"
 #include "include/internal/paths.h"
 
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
@@ -354,6 +355,21 @@ static int serve(const struct kv_config *config)
 	return r;
 }
 
+/* @id: of getopt_long(). Return: EXIT_USAGE */
+static int refuse_option(int id, const char *word)
+{
+	const char *nearest = kv_nearest_option(word, options);
+
+	if (id == ':')
+		fprintf(stderr, "kvcached: option '%s' needs a value; see kvcached --help\n", word);
+	else if (nearest)
+		fprintf(stderr, "kvcached: option '%s' isn't known, or takes no value; the nearest is --%s (see kvcached --help)\n", word,
+			nearest);
+	else
+		fprintf(stderr, "kvcached: option '%s' isn't known; see kvcached --help\n", word);
+	return EXIT_USAGE;
+}
+
 int main(int argc, char **argv)
 {
 	static struct kv_link wishes = { &wishes, &wishes };
@@ -365,7 +381,10 @@ int main(int argc, char **argv)
 	int listen_fd = -1, id, r;
 
 	memcpy(config.user_limits, kv_user_defaults, sizeof(config.user_limits));
-	while ((id = getopt_long(argc, argv, "", options, NULL)) >= 0) {
+	opterr = 0;
+	while ((id = getopt_long(argc, argv, ":", options, NULL)) >= 0) {
+		if (id == ':' || id == '?')
+			return refuse_option(id, argv[optind - 1]);
 		r = take_option(id, optarg, &config, &gpus_given);
 		if (r > 0)
 			return r - 1;

@@ -158,7 +158,7 @@ static const struct kv_pool_stats *find_pool(struct kv_ctl *ctl, const struct kv
 		*shown = s;
 	}
 	if (!found && name)
-		kv_ctl_refuse(ctl, KV_EXIT_FAILED, "--pool: no pool is called '%s' (see kvctl pool list)", name);
+		kv_ctl_no_pool(ctl, "--pool: ", name, pools, n);
 	else if (!found)
 		kv_ctl_refuse(ctl, KV_EXIT_FAILED,
 			      "ID %d: no pool that you may read has that block now (see kvctl pool list)", id);

@@ -9,6 +9,7 @@
 #include <kvcached/identity.h>
 
 #include "include/internal/cleanup.h"
+#include "include/internal/nearest.h"
 #include "tools/kvctl.h"
 #include "tools/progress.h"
 
@@ -90,6 +91,22 @@ static const struct kv_pool_stats *find(const struct kv_pool_stats *pools, size_
 	return NULL;
 }
 
+int kv_ctl_no_pool(struct kv_ctl *ctl, const char *option, const char *name, const struct kv_pool_stats *pools,
+		   size_t n)
+{
+	const char *nearest = NULL;
+
+	for (size_t i = 0; i < n; i++) {
+		if (kv_word_is_near(name, pools[i].name) &&
+		    (!nearest || kv_word_distance(name, pools[i].name) < kv_word_distance(name, nearest)))
+			nearest = pools[i].name;
+	}
+	if (nearest)
+		return kv_ctl_refuse(ctl, KV_EXIT_FAILED, "%sno pool is called '%s'; the nearest is '%s' (see kvctl pool list)",
+				     option, name, nearest);
+	return kv_ctl_refuse(ctl, KV_EXIT_FAILED, "%sno pool is called '%s' (see kvctl pool list)", option, name);
+}
+
 /* @sessions: [n] of all pools */
 static void show_pool(struct kv_emit *e, const struct kv_pool_stats *pool,
 		      const struct kv_session_stats *sessions, size_t n)
@@ -134,8 +151,7 @@ int kv_cmd_pool_show(struct kv_ctl *ctl, int argc, char **argv)
 		return status;
 	pool = find(pools, n_pools, argv[1]);
 	if (!pool)
-		return kv_ctl_refuse(ctl, KV_EXIT_FAILED,
-				     "no pool is called '%s' (see kvctl pool list)", argv[1]);
+		return kv_ctl_no_pool(ctl, "", argv[1], pools, n_pools);
 	status = kv_ctl_ask(ctl, KV_STAT_SESSION, &sessions, &n_sessions);
 	if (status)
 		return status;
@@ -254,7 +270,7 @@ static int one_pool(struct kv_ctl *ctl, const char *name, struct kv_pool_stats *
 	pool = status ? NULL : find(pools, n, name);
 	if (pool)
 		*ret = *pool;
-	return pool || status ? status : kv_ctl_refuse(ctl, KV_EXIT_FAILED, "no pool is called '%s'", name);
+	return pool || status ? status : kv_ctl_no_pool(ctl, "", name, pools, n);
 }
 
 /* Until it is over, however long; each look at it has the command's time. @before: when it was asked for */

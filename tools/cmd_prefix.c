@@ -159,7 +159,7 @@ static int read_options(struct asked *a, int argc, char **argv)
 		if (c == ':')
 			return kv_ctl_refuse(a->ctl, KV_EXIT_USAGE, "option '%s' needs a value", argv[optind - 1]);
 		if (c == '?')
-			return kv_ctl_refuse(a->ctl, KV_EXIT_USAGE, "'%s' isn't known; %s", argv[optind - 1], usage);
+			return kv_ctl_unknown(a->ctl, argv[optind - 1], kv_prefix_options);
 		status = take_option(a, c);
 	}
 	while (!status && optind < argc) /* behind "--" */
@@ -411,8 +411,7 @@ static int show(struct asked *a)
 	for (size_t i = 0; !status && a->pool && i < n_pools; i++)
 		n_seen += !strcmp(pools[i].name, a->pool);
 	if (!status && a->pool && !n_seen)
-		return kv_ctl_refuse(a->ctl, KV_EXIT_FAILED, "--pool: no pool is called '%s' (see kvctl pool list)",
-				     a->pool);
+		return kv_ctl_no_pool(a->ctl, "--pool: ", a->pool, pools, n_pools);
 	if (status)
 		return status;
 	kv_emit_open(e, NULL, '{');

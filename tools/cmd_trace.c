@@ -60,8 +60,7 @@ static int parse(struct kv_ctl *ctl, const char *command, const struct option *o
 		if (c == ':')
 			return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "option '%s' needs a value", argv[optind - 1]);
 		if (c == '?' || (c == 1 && w->file))
-			return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "'%s' isn't known (see kvctl trace --help)",
-					     argv[optind - 1]);
+			return kv_ctl_unknown(ctl, argv[optind - 1], own);
 		if (c == 1)
 			w->file = optarg;
 		else if (c == 'p')
@@ -214,8 +213,7 @@ static int to_blocks(struct kv_ctl *ctl, const struct words *w, char *ret, size_
 	while (!status && i < n && strcmp(pools[i].name, w->pool))
 		i++;
 	if (!status && i == n)
-		return kv_ctl_refuse(ctl, KV_EXIT_FAILED, "--pool: no pool is called '%s' (see kvctl pool list)",
-				     w->pool);
+		return kv_ctl_no_pool(ctl, "--pool: ", w->pool, pools, n);
 	for (const char *at = w->capacity; !status && at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
 		uint64_t bytes, blocks;
 		char word[32];

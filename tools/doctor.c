@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "include/internal/cleanup.h"
+#include "include/internal/nearest.h"
 #include "include/internal/socket.h"
 #include "tools/doctor.h"
 #include "tools/kvctl.h"
@@ -168,8 +169,22 @@ static int run_all(struct kv_ctl *ctl, int n_names, char **names)
 	return worst == KV_FAIL ? KV_EXIT_FAILED : worst == KV_WARN ? KV_EXIT_WARNED : KV_EXIT_DONE;
 }
 
+static const char *nearest(const char *word)
+{
+	const char *found = NULL;
+
+	for (size_t i = 0; i < ARRAY_SIZE(probes); i++) {
+		if (kv_word_is_near(word, probes[i].name) &&
+		    (!found || kv_word_distance(word, probes[i].name) < kv_word_distance(word, found)))
+			found = probes[i].name;
+	}
+	return found;
+}
+
 int kv_cmd_doctor(struct kv_ctl *ctl, int argc, char **argv)
 {
+	const char *near;
+
 	for (int i = 1; i < argc; i++) {
 		if (find(argv[i]))
 			continue;
@@ -177,8 +192,9 @@ int kv_cmd_doctor(struct kv_ctl *ctl, int argc, char **argv)
 			help(ctl);
 			return KV_EXIT_DONE;
 		}
-		return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
-				     "no probe is called '%.64s' (kvctl doctor help lists them)", argv[i]);
+		near = nearest(argv[i]);
+		return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "no probe is called '%.64s'%s%s (kvctl doctor help lists them)",
+				     argv[i], near ? "; the nearest is " : "", near ? near : "");
 	}
 	if (!ctl->socket && kv_find_socket(ctl->default_socket) >= 0)
 		ctl->socket = ctl->default_socket;

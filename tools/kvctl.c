@@ -18,6 +18,7 @@
 
 #include <kvcached/client.h>
 
+#include "include/internal/nearest.h"
 #include "include/internal/paths.h"
 #include "tools/kvctl.h"
 
@@ -129,9 +130,32 @@ int kv_ctl_refuse(struct kv_ctl *ctl, enum kv_exit status, const char *format, .
 	return status;
 }
 
+int kv_ctl_unknown(struct kv_ctl *ctl, const char *word, const struct option *own)
+{
+	const char *nearest = kv_nearest_option(word, own);
+
+	if (!nearest)
+		nearest = kv_nearest_option(word, options);
+	if (nearest)
+		return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "option '%s' isn't known; the nearest is '--%s' (see kvctl --help)",
+				     word, nearest);
+	return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "option '%s' isn't known (see kvctl --help)", word);
+}
+
+/* What to do about a daemon that isn't reached: doctor tries it step by step. */
+static int not_reached(struct kv_ctl *ctl, enum kv_exit status)
+{
+	bool given = ctl->socket && ctl->socket != ctl->default_socket;
+
+	return kv_ctl_refuse(ctl, status, "%s; what to do: kvctl%s%s doctor socket daemon", kv_error_text(),
+			     given ? " -s " : "", given ? ctl->socket : "");
+}
+
 int kv_ctl_broken(struct kv_ctl *ctl, int r)
 {
 	assert(r < 0);
+	if (r == -ETIMEDOUT)
+		return not_reached(ctl, KV_EXIT_FAILED);
 	return kv_ctl_refuse(ctl, r == -ECONNRESET ? KV_EXIT_NO_DAEMON : KV_EXIT_FAILED, "%s",
 			     kv_error_text());
 }
@@ -154,7 +178,9 @@ int kv_ctl_connect(struct kv_ctl *ctl)
 	how.socket = ctl->socket;
 	r = kv_connect(&how, &ctl->client);
 	if (r == -ENOENT || r == -ECONNREFUSED)
-		return kv_ctl_refuse(ctl, KV_EXIT_NO_DAEMON, "%s", kv_error_text());
+		return not_reached(ctl, KV_EXIT_NO_DAEMON);
+	if (r == -EACCES || r == -EPROTOTYPE || r == -EPROTO)
+		return not_reached(ctl, KV_EXIT_FAILED);
 	return r < 0 ? kv_ctl_broken(ctl, r) : KV_EXIT_DONE;
 }
 
@@ -257,37 +283,13 @@ static void print_help(struct kv_ctl *ctl, const char *object)
 	fprintf(ctl->emit.out, "\n%s", options_help);
 }
 
-/* Edits that turn @a into @b: insert, delete, replace, exchange neighbours. Long words: their
- * start. */
-static unsigned distance(const char *a, const char *b)
-{
-	unsigned d[25][25];
-	unsigned n = strnlen(a, 24), m = strnlen(b, 24);
-
-	for (unsigned i = 0; i <= n; i++) {
-		for (unsigned j = 0; j <= m; j++) {
-			unsigned best = i + j; /* the first row and column */
-
-			if (i && j) {
-				best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-				best = d[i - 1][j] + 1 < best ? d[i - 1][j] + 1 : best;
-				best = d[i][j - 1] + 1 < best ? d[i][j - 1] + 1 : best;
-			}
-			if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-				best = d[i - 2][j - 2] + 1 < best ? d[i - 2][j - 2] + 1 : best;
-			d[i][j] = best;
-		}
-	}
-	return d[n][m];
-}
-
 /* How far the typed words are from a command, also if they were exchanged. @second may be "". */
 static unsigned words_distance(const char *first, const char *second, const struct kv_command *c)
 {
 	const char *command = c->command && *second ? c->command : "";
-	unsigned straight = distance(first, c->object) + (*command ? distance(second, command) : 0);
+	unsigned straight = kv_word_distance(first, c->object) + (*command ? kv_word_distance(second, command) : 0);
 	unsigned swapped =
-		*command ? distance(second, c->object) + distance(first, command) + 1 : straight;
+		*command ? kv_word_distance(second, c->object) + kv_word_distance(first, command) + 1 : straight;
 
 	return straight < swapped ? straight : swapped;
 }
@@ -404,9 +406,7 @@ static int parse_options(struct kv_ctl *ctl, int argc, char **argv, const char *
 				return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
 						     "option '-%c' isn't known (see kvctl --help)",
 						     optopt);
-			return kv_ctl_refuse(ctl, KV_EXIT_USAGE,
-					     "option '%s' isn't known (see kvctl --help)",
-					     argv[optind - 1]);
+			return kv_ctl_unknown(ctl, argv[optind - 1], options);
 		}
 	}
 	return KV_EXIT_DONE;

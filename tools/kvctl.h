@@ -59,6 +59,9 @@ int64_t kv_ctl_left(const struct kv_ctl *ctl);
 int kv_ctl_refuse(struct kv_ctl *ctl, enum kv_exit status, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
+/* kv_ctl_unknown() - an option that is none, nor of @own (may be NULL); names the nearest. Return: KV_EXIT_USAGE. */
+int kv_ctl_unknown(struct kv_ctl *ctl, const char *word, const struct option *own);
+
 /* kv_ctl_broken() - the library's text for its error @r. Return: the exit status for it. */
 int kv_ctl_broken(struct kv_ctl *ctl, int r);
 
@@ -113,6 +116,9 @@ struct kv_words kv_words_gpus(uint64_t gpu_mask); /* "0-3,5" */
 /* NULL if the session's pool came after the pools were asked for */
 const struct kv_pool_stats *kv_pool_of(const struct kv_pool_stats *pools, size_t n,
 				       const struct kv_session_stats *session);
+/* kv_ctl_no_pool() - that none of @pools is called @name, and which name is near. Return: KV_EXIT_FAILED */
+int kv_ctl_no_pool(struct kv_ctl *ctl, const char *option, const char *name, const struct kv_pool_stats *pools,
+		   size_t n);
 /* size of @n blocks; "?" if @pool is NULL */
 struct kv_words kv_words_blocks(const struct kv_pool_stats *pool, uint64_t n);
 

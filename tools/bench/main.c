@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "include/internal/nearest.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/device.h"
 #include "tools/bench/replay.h"
@@ -161,6 +162,7 @@ static const char *device_names(void)
 static int parse_options(struct kv_bench *b, int argc, char **argv, int *ret_letter)
 {
 	int letter, which = 0, status = KV_BENCH_DONE;
+	const char *nearest;
 
 	opterr = 0;
 	while (!status && (letter = getopt_long(argc, argv, ":s:jhV", options, &which)) != -1) {
@@ -195,10 +197,11 @@ static int parse_options(struct kv_bench *b, int argc, char **argv, int *ret_let
 			return kv_bench_refuse(b, KV_BENCH_USAGE, "option '%s' needs a value",
 					       argv[optind - 1]);
 		default:
+			nearest = kv_nearest_option(argv[optind - 1], options);
 			return kv_bench_refuse(b, KV_BENCH_USAGE,
-					       "option '%s' isn't known, or takes no value (see "
-					       "kvbench --help)",
-					       argv[optind - 1]);
+					       "option '%s' isn't known, or takes no value%s%s (see kvbench --help)",
+					       argv[optind - 1], nearest ? "; the nearest is --" : "",
+					       nearest ? nearest : "");
 		}
 	}
 	return status;
@@ -222,6 +225,19 @@ static int check_words(struct kv_bench *b, const struct benchmark *m, int n_word
 	return KV_BENCH_DONE;
 }
 
+static int refuse_name(const struct kv_bench *b, const char *word)
+{
+	const struct benchmark *nearest = NULL;
+
+	for (const struct benchmark *m = benchmarks; m < benchmarks + ARRAY_SIZE(benchmarks); m++) {
+		if (kv_word_is_near(word, m->name) &&
+		    (!nearest || kv_word_distance(word, m->name) < kv_word_distance(word, nearest->name)))
+			nearest = m;
+	}
+	return kv_bench_refuse(b, KV_BENCH_USAGE, "no benchmark is called '%.64s'%s%s (see kvbench --help)", word,
+			       nearest ? "; the nearest is " : "", nearest ? nearest->name : "");
+}
+
 static int run(struct kv_bench *b, int n_words, char **words)
 {
 	const struct benchmark *m = benchmarks;
@@ -235,10 +251,7 @@ static int run(struct kv_bench *b, int n_words, char **words)
 	while (m < benchmarks + ARRAY_SIZE(benchmarks) && strcmp(m->name, words[0]))
 		m++;
 	if (m == benchmarks + ARRAY_SIZE(benchmarks))
-		return kv_bench_refuse(
-			b, KV_BENCH_USAGE,
-			"no benchmark is called '%.64s' (see kvbench --help)",
-			words[0]);
+		return refuse_name(b, words[0]);
 	status = check_words(b, m, n_words - 1, words + 1);
 	if (!status)
 		status = m->run(b);

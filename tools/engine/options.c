@@ -13,6 +13,7 @@
 #include <kvcached/kvcached.h>
 
 #include "include/internal/cleanup.h"
+#include "include/internal/nearest.h"
 #include "tools/engine/options.h"
 
 enum kind {
@@ -248,6 +249,13 @@ static int set(const struct option_row *row, const char *text, struct kv_engine_
 	return -1;
 }
 
+static int unknown(const char *word, const struct option *longs)
+{
+	const char *nearest = kv_nearest_option(word, longs);
+
+	return nearest ? usage("'%s' isn't known; the nearest is --%s", word, nearest) : usage("'%s' isn't known", word);
+}
+
 static int parse(int argc, char **argv, struct kv_engine_options *options)
 {
 	struct option longs[N_ROWS + 1] = {0};
@@ -267,7 +275,7 @@ static int parse(int argc, char **argv, struct kv_engine_options *options)
 		if (c == ':')
 			return usage("'%s' needs a value", argv[optind - 1]);
 		if (c == '?')
-			return usage("'%s' isn't known", argv[optind - 1]);
+			return unknown(argv[optind - 1], longs);
 
 		for (i = 0; i < (int)N_ROWS && c != 256 + i && c != rows[i].letter; i++)
 			;
