@@ -6,9 +6,12 @@
 
 #include "include/internal/cleanup.h"
 #include "tools/kvctl.h"
+#include "tools/trouble.h"
 
 struct kv_words kv_words_since(const struct kv_session_stats *session)
 {
+	if (!strcmp(session->state, "live") && kv_process_stopped(session->pid))
+		return (struct kv_words){"stopped"};
 	if (!strcmp(session->state, "live"))
 		return kv_words_time(session->since_ns);
 	return kv_words_cut(session->state, sizeof(session->state));
@@ -62,6 +65,11 @@ static void show_session(struct kv_emit *e, const struct kv_session_stats *sessi
 	kv_emit_fields(e, kv_stat_fields(KV_STAT_SESSION), session);
 	kv_emit_close(e);
 	kv_emit_describe(e, kv_stat_fields(KV_STAT_SESSION), session);
+	if (!kv_process_stopped(session->pid))
+		return;
+	kv_emit_line(e, "its process is stopped");
+	kv_emit_line(e, "  -> kill -CONT %" PRIu64 " lets it go on, kill -KILL %" PRIu64 " frees what it leases",
+		     session->pid, session->pid);
 }
 
 int kv_cmd_session_show(struct kv_ctl *ctl, int argc, char **argv)

@@ -12,6 +12,7 @@
 #include "include/internal/cleanup.h"
 #include "tools/kvctl.h"
 #include "tools/snapshot.h"
+#include "tools/trouble.h"
 
 #define SCREEN_LINES 24
 
@@ -87,24 +88,6 @@ static struct kv_words attached(const struct kv_snapshot *s, const struct kv_poo
 	return words;
 }
 
-/*
- * When the pool's quarantined blocks are free again: a client that lost its connection may go on writing until its
- * process has ended. Return: how many lines
- */
-static unsigned show_quarantine(struct kv_emit *e, const struct kv_snapshot *s, const struct kv_pool_stats *pool)
-{
-	char pids[48] = "";
-	size_t n = 0;
-
-	if (!pool->blocks_quarantined)
-		return 0;
-	for (size_t i = 0; i < s->n_sessions && n < sizeof(pids) - 24; i++)
-		if (s->sessions[i].pool_id == pool->id && !strcmp(s->sessions[i].state, "dying"))
-			n += (size_t)snprintf(pids + n, sizeof(pids) - n, " %" PRIu64, s->sessions[i].pid);
-	kv_emit_line(e, "%s: these blocks are free when the processes end:%s", kv_words_cut(pool->name, 12).text, pids);
-	return 1;
-}
-
 static unsigned show_pools(struct kv_emit *e, const struct kv_snapshot *s)
 {
 	unsigned n_lines = 2;
@@ -126,15 +109,7 @@ static unsigned show_pools(struct kv_emit *e, const struct kv_snapshot *s)
 		kv_emit_cell(e, "%s", attached(s, p).text);
 	}
 	kv_emit_table(e);
-	for (const struct kv_pool_stats *p = s->pools; p < s->pools + s->n_pools; p++) {
-		if (!p->blocks_quarantined && !p->waiting)
-			continue;
-		kv_emit_line(e, "%s: %" PRIu64 " requests wait for room, %s in quarantine",
-			     kv_words_cut(p->name, 12).text, p->waiting,
-			     kv_words_blocks(p, p->blocks_quarantined).text);
-		n_lines += 1 + show_quarantine(e, s, p);
-	}
-	return n_lines;
+	return n_lines + kv_trouble_emit(e, s);
 }
 
 static int by_blocks(const void *a, const void *b)

@@ -18,6 +18,7 @@
 #include "include/internal/cleanup.h"
 #include "tools/kvctl.h"
 #include "tools/snapshot.h"
+#include "tools/trouble.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 #define MIN_INTERVAL (KV_SEC / 10)
@@ -225,6 +226,7 @@ static void show(struct kv_emit *e, const struct top *t)
 	show_devices(e, t);
 	kv_emit_gap(e);
 	show_pools(e, t);
+	kv_trouble_emit(e, &t->now);
 	if (!t->now.n_sessions)
 		return;
 	kv_emit_gap(e);

@@ -21,9 +21,11 @@
 #include "include/internal/socket.h"
 #include "include/internal/wire.h"
 #include "tools/doctor.h"
+#include "tools/trouble.h"
 
 #define LIBRARY	 "libkvclient.so.0"
 #define OURS_MAX 64
+#define TROUBLES_MAX 16
 
 /* Who can exchange what is in @folder, and can we look into it? False: no use in going on. */
 static bool seen_folder(struct kv_probing *p, const char *folder)
@@ -185,6 +187,20 @@ static int greet(struct kv_probing *p, struct kv_msg_welcome *ret)
 	return 0;
 }
 
+static void seen_troubles(struct kv_probing *p, struct kv_client *client)
+{
+	kv_cleanup(kv_snapshot_deinit) struct kv_snapshot snapshot = {0};
+	struct kv_trouble troubles[TROUBLES_MAX];
+	size_t n = 0;
+
+	if (!kv_snapshot_take(client, &snapshot, p->deadline - kv_now()))
+		n = kv_trouble_find(&snapshot, troubles, TROUBLES_MAX);
+	for (size_t i = 0; i < n; i++) {
+		kv_seen(p, KV_WARN, "%s", troubles[i].seen);
+		kv_change(p, "%s", troubles[i].change);
+	}
+}
+
 static void seen_stats(struct kv_probing *p, struct kv_client *client)
 {
 	kv_cleanup(kv_freep) struct kv_daemon_stats *d = NULL;
@@ -207,6 +223,7 @@ static void seen_stats(struct kv_probing *p, struct kv_client *client)
 		kv_seen(p, KV_WARN, "a program given by restart-worker --binary did not serve");
 		kv_change(p, "see its log; start that program with --host 64M and another --socket to see why");
 	}
+	seen_troubles(p, client);
 	for (size_t i = 0; i < n_gpus; i++) {
 		if (!gpus[i].export_limits[0])
 			continue;
