@@ -8,6 +8,8 @@
 #include "alloc/pool_parts.h"
 #include "include/internal/killpoint.h"
 
+#define COUNTED_A_TIME 4096u /* some 0.1 ms */
+
 uint64_t kv_books_saved_bytes(uint32_t id_limit)
 {
 	return KV_SAVED_BYTES + (uint64_t)id_limit * sizeof(struct kv_book);
@@ -495,22 +497,35 @@ void kv_books_forget(struct kv_books *b, uint32_t slot)
 	}
 }
 
-uint32_t kv_books_count(const struct kv_books *b, uint32_t *leased, uint32_t *held)
+bool kv_books_count_on(const struct kv_books *b, struct kv_books_count *count)
 {
-	uint32_t n = 0;
-
-	if (leased)
-		memcpy(leased, b->n_leased_by, sizeof(b->n_leased_by));
-	for (int32_t i = -1; (i = next_in(b, i, has_used)) >= 0;) {
-		if (b->books[i].state != KV_BLOCK_CACHED)
+	for (uint32_t n = 0; n < COUNTED_A_TIME; n++) {
+		count->at = next_in(b, count->at, has_used);
+		if (count->at < 0)
+			return false;
+		if (b->books[count->at].state != KV_BLOCK_CACHED)
 			continue;
-		n += kv_books_is_held(b, i);
-		for (uint32_t w = 0; held && w < KV_HOLDER_WORDS; w++) {
-			uint64_t bits = kv_load_relaxed(&b->descriptors[i].holders[w]);
+		count->n_cached++;
+		count->n_held += kv_books_is_held(b, count->at);
+		for (uint32_t w = 0; w < KV_HOLDER_WORDS; w++) {
+			uint64_t bits = kv_load_relaxed(&b->descriptors[count->at].holders[w]);
 
 			for (; bits; bits &= bits - 1)
-				held[w * 64 + (uint32_t)__builtin_ctzll(bits)]++;
+				count->held[w * 64 + (uint32_t)__builtin_ctzll(bits)]++;
 		}
 	}
-	return n;
+	return true;
+}
+
+uint32_t kv_books_count(const struct kv_books *b, uint32_t *leased, uint32_t *held)
+{
+	struct kv_books_count count = {.at = -1};
+
+	while (kv_books_count_on(b, &count))
+		;
+	if (leased)
+		memcpy(leased, b->n_leased_by, sizeof(b->n_leased_by));
+	if (held)
+		memcpy(held, count.held, sizeof(count.held));
+	return count.n_held;
 }

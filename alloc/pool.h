@@ -256,6 +256,16 @@ void kv_books_give_extent(struct kv_books *b, uint32_t i);
 /* Counts for stats, by a walk. @leased, @held: [KV_MAX_SESSIONS] or NULL; returns cached and held */
 uint32_t kv_books_count(const struct kv_books *b, uint32_t *leased, uint32_t *held);
 
+/* A count of cached blocks in slices. */
+struct kv_books_count {
+	int32_t at; /* -1 at first */
+	uint32_t n_cached, n_held;
+	uint32_t held[KV_MAX_SESSIONS];
+};
+
+/* kv_books_count_on() - the next slice; blocks may change between two. False: it was the last */
+bool kv_books_count_on(const struct kv_books *b, struct kv_books_count *count);
+
 /**
  * kv_books_check() - every invariant above, the index and the mirror
  * @live:   [KV_MAX_SESSIONS] which slots have a session, or NULL
@@ -269,7 +279,17 @@ uint64_t kv_books_check(const struct kv_books *b, const bool *live, char *text, 
 typedef void kv_books_error_fn(void *arg, int32_t id, const char *text);
 uint64_t kv_books_errors(const struct kv_books *b, const bool *live, kv_books_error_fn *each, void *arg);
 
-/* kv_books_pages_count() - how many blocks of each state the shared pages show; @n: [KV_BLOCK_STATES] */
-void kv_books_pages_count(const struct kv_books *b, uint32_t n[KV_BLOCK_STATES]);
+/* A check in slices: zero at first. */
+struct kv_books_proof {
+	uint32_t stage;
+	uint32_t part; /* how much a slice is; 0: 1,024 blocks, some 0.1 ms */
+	uint64_t at;
+	uint64_t n_wrong;
+	int64_t shown[KV_BLOCK_STATES]; /* blocks that the pages show in a state beyond those the books say */
+};
+
+/* kv_books_prove() - the next slice of kv_books_errors(); blocks may change between two. False: it was the last */
+bool kv_books_prove(const struct kv_books *b, struct kv_books_proof *proof, const bool *live,
+		    kv_books_error_fn *each, void *arg);
 
 #endif

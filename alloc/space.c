@@ -221,15 +221,30 @@ int32_t kv_space_pick(struct kv_space *s)
 	return id;
 }
 
+/* Bits of free blocks in [first, end). */
+static uint32_t count_bits(const struct kv_space *s, uint32_t first, uint32_t end)
+{
+	uint32_t n = 0;
+
+	for (uint32_t word = first / 64; first < end && word <= (end - 1) / 64; word++) {
+		uint64_t bits = s->free[word];
+
+		if (word == first / 64)
+			bits &= ~(uint64_t)0 << first % 64;
+		if (word == (end - 1) / 64)
+			bits &= ~(uint64_t)0 >> (63 - (end - 1) % 64);
+		n += (uint32_t)__builtin_popcountll(bits);
+	}
+	return n;
+}
+
 uint32_t kv_space_n_free_spare(const struct kv_space *s)
 {
 	uint32_t n = 0;
 
 	/* A block that reaches into several is counted where it begins. */
-	for (int32_t i = s->lists[KV_SPACE_EMPTY]; i >= 0; i = s->extents[i].next) {
-		for (uint32_t id = s->extents[i].first; id < s->extents[i + 1].first; id++)
-			n += kv_space_is_free(s, (int32_t)id);
-	}
+	for (int32_t i = s->lists[KV_SPACE_EMPTY]; i >= 0; i = s->extents[i].next)
+		n += count_bits(s, s->extents[i].first, s->extents[i + 1].first);
 	return n;
 }
 
@@ -247,7 +262,7 @@ int32_t kv_space_pick_above(struct kv_space *s, int class)
 	return -1;
 }
 
-static uint32_t check_lists(const struct kv_space *s)
+uint32_t kv_space_check_lists(const struct kv_space *s)
 {
 	uint32_t wrong = 0, n = 0, n_listed = 0;
 
@@ -288,5 +303,5 @@ uint32_t kv_space_check(const struct kv_space *s, const bool *used)
 		wrong += counts[2 * i] != s->extents[i].n_used ||
 			 counts[2 * i + 1] != s->extents[i].n_free;
 	free(counts);
-	return wrong + (n_free != s->n_free) + check_lists(s);
+	return wrong + (n_free != s->n_free) + kv_space_check_lists(s);
 }

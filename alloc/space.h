@@ -86,7 +86,7 @@ static inline uint32_t kv_space_n_spare(const struct kv_space *s)
 	return s->n_in[KV_SPACE_BARE] + s->n_in[KV_SPACE_EMPTY];
 }
 
-/* kv_space_n_free_spare() - free blocks that begin in EMPTY extents; a walk over these */
+/* kv_space_n_free_spare() - free blocks that begin in EMPTY extents; a walk over words of bits of these */
 uint32_t kv_space_n_free_spare(const struct kv_space *s);
 
 /* Extents that a block touches: [first, last]; of one extent the blocks that touch it: [first, end) */
@@ -106,5 +106,6 @@ void kv_space_blocks(const struct kv_space *s, uint32_t i, int32_t *ret_first, i
 
 /* kv_space_check() - counts and lists against the bits and @used: [id_limit]. Return: what is wrong. */
 uint32_t kv_space_check(const struct kv_space *s, const bool *used);
+uint32_t kv_space_check_lists(const struct kv_space *s); /* likewise, of extents in their lists alone */
 
 #endif

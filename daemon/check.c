@@ -3,36 +3,60 @@
  * kvctl check: what the worker believes of every block, against what it shows to clients in the shared
  * pages, and the extents of all pools against the map of each device. Nothing is repaired: a word that
  * a client has written over is written again with the block's next change.
+ *
+ * It goes over all pools in slices (walk.h), so what it finds is of no one moment; but what it says is wrong
+ * was wrong at one (alloc/pool_check.c).
  */
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/daemon.h"
 #include "daemon/log.h"
+#include "daemon/walk.h"
 
-/* Those from number @first on, up to @n_items; all are counted. */
-struct list {
-	struct kv_error_stats *items;
-	uint32_t first, n_items;
-	uint32_t at, n;
-	const struct kv_pool *pool; /* that is being walked; NULL: devices */
-	char *text;		    /* the first of all; or NULL */
-	size_t size;
+/* A check under way: of all pools, for CHECK, or for STATS of balances or of errors. */
+struct check {
+	struct kv_walk walk;
+	struct kv_daemon *daemon;
+	uint32_t tag;
+	struct kv_books_proof proof; /* of the pool where it is */
+	const struct kv_pool *pool;  /* that; NULL: devices */
+	uint64_t n_wrong;
+	char first_error[sizeof(((struct kv_check_result *)NULL)->first_error)];
+	uint32_t first, most; /* items of the answer */
+	uint32_t at;	      /* items there were so far */
+	struct kv_msg_stats_part *reply;
+	uint64_t space[];
 };
 
-static void add(void *arg, int32_t id, const char *text)
+/* The next item of the answer, zero; NULL: there is no room for it, or it comes before what was asked for. */
+static void *next_item(struct check *check)
 {
-	struct list *list = arg;
-	const struct kv_pool *pool = list->pool;
-	struct kv_error_stats *e;
+	struct kv_msg_stats_part *reply = check->reply;
 
-	if (!list->at && list->text)
-		snprintf(list->text, list->size, "%s%s%s%s", pool ? "pool '" : "", pool ? pool->name : "",
-			 pool ? "': " : "", text);
-	if (list->at++ < list->first || list->n == list->n_items)
+	if (!reply || check->at++ < check->first || reply->n == check->most)
+		return NULL;
+	return (char *)reply->items + (size_t)reply->n++ * reply->item_bytes;
+}
+
+static void note(struct check *check, const char *text)
+{
+	const struct kv_pool *pool = check->pool;
+
+	if (!check->n_wrong++)
+		snprintf(check->first_error, sizeof(check->first_error), "%s%s%s%s", pool ? "pool '" : "",
+			 pool ? pool->name : "", pool ? "': " : "", text);
+}
+
+static void list(struct check *check, int32_t id, const char *text)
+{
+	const struct kv_pool *pool = check->pool;
+	struct kv_error_stats *e = next_item(check);
+
+	if (!e)
 		return;
-	e = &list->items[list->n++];
-	memset(e, 0, sizeof(*e));
 	snprintf(e->text, sizeof(e->text), "%s", text);
 	if (!pool)
 		return;
@@ -54,54 +78,75 @@ static void add(void *arg, int32_t id, const char *text)
 	}
 }
 
-static uint64_t walk_pool(const struct kv_pool *pool, struct list *list)
+static void note_error(void *arg, int32_t id, const char *text)
+{
+	(void)id;
+	note(arg, text);
+}
+
+static void list_error(void *arg, int32_t id, const char *text)
+{
+	note(arg, text);
+	list(arg, id, text);
+}
+
+/* Return: false: that was the last of @pool. */
+static bool prove(struct check *check, struct kv_pool *pool, bool began, kv_books_error_fn *each)
 {
 	bool live[KV_MAX_SESSIONS];
 
+	if (!began)
+		memset(&check->proof, 0, sizeof(check->proof));
 	for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++)
 		live[i] = pool->slots[i];
-	if (list)
-		list->pool = pool;
-	return kv_books_errors(&pool->books, live, list ? add : NULL, list);
+	check->pool = pool;
+	return kv_books_prove(&pool->books, &check->proof, live, each, check);
 }
 
-/* All pools, then the devices. Return: how much is wrong. */
-static uint64_t walk(struct kv_daemon *d, struct list *list)
+/* The extents of all pools against the devices' maps. */
+static void check_devices(struct check *check, void (*each)(void *arg, int32_t id, const char *text))
 {
-	uint64_t owned = 0, counted = 0, n_wrong, n = 0;
+	struct kv_daemon *d = check->daemon;
+	uint64_t owned = 0, counted = 0, n_wrong = kv_extents_check(&d->extents);
 	char text[128];
 
+	check->pool = NULL;
 	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
-		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
+		const struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
 
-		n += walk_pool(pool, list);
 		owned += (uint64_t)pool->n_extents * (uint64_t)__builtin_popcount(pool->gpu_mask);
 	}
 	for (uint32_t g = 0; g < d->n_gpus; g++)
 		counted += d->extents.n_state[g][KV_EXTENT_OWNED];
-	n_wrong = kv_extents_check(&d->extents);
-	list->pool = NULL;
 	if (n_wrong) {
 		snprintf(text, sizeof(text), "%llu counts of extents are not what the devices' maps say",
 			 (unsigned long long)n_wrong);
-		add(list, -1, text);
+		each(check, -1, text);
 	}
 	if (owned != counted) {
 		snprintf(text, sizeof(text), "pools own %llu extents, the devices' maps say %llu",
 			 (unsigned long long)owned, (unsigned long long)counted);
-		add(list, -1, text);
+		each(check, -1, text);
 	}
-	return n + (n_wrong > 0) + (owned != counted);
 }
 
-void kv_control_check(struct kv_peer *peer, uint32_t tag)
+/* ---- CHECK ---- */
+
+static bool check_slice(struct kv_walk *walk, struct kv_pool *pool, bool began)
 {
+	return prove((struct check *)walk, pool, began, note_error);
+}
+
+static void check_end(struct kv_walk *walk, struct kv_peer *peer)
+{
+	struct check *check = (struct check *)walk;
 	struct kv_daemon *d = peer->daemon;
 	struct kv_msg_checked reply = { 0 };
 	struct kv_check_result *result = &reply.result;
-	struct list list = { .text = result->first_error, .size = sizeof(result->first_error) };
 
-	result->n_errors = walk(d, &list);
+	check_devices(check, note_error);
+	result->n_errors = check->n_wrong;
+	memcpy(result->first_error, check->first_error, sizeof(result->first_error));
 	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
 		result->n_pools++;
 		result->n_blocks += kv_container_of(l, struct kv_pool, link)->books.n_total;
@@ -109,16 +154,24 @@ void kv_control_check(struct kv_peer *peer, uint32_t tag)
 	if (result->n_errors)
 		kv_log(KV_LOG_ERROR, "check: %llu errors; first: %s",
 		       (unsigned long long)result->n_errors, result->first_error);
-	kv_wire_init(&reply.head, KV_MSG_CHECKED, sizeof(reply), tag);
+	kv_wire_init(&reply.head, KV_MSG_CHECKED, sizeof(reply), check->tag);
 	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
 }
 
-static void balance(const struct kv_pool *pool, struct kv_balance_stats *s)
-{
-	const struct kv_books *b = &pool->books;
-	uint32_t n[KV_BLOCK_STATES];
+/* ---- STATS of balances, of errors ---- */
 
-	kv_books_pages_count(b, n);
+static bool balance_slice(struct kv_walk *walk, struct kv_pool *pool, bool began)
+{
+	struct check *check = (struct check *)walk;
+	const struct kv_books *b = &pool->books;
+	const int64_t *shown = check->proof.shown;
+	struct kv_balance_stats *s;
+
+	if (prove(check, pool, began, NULL))
+		return true;
+	s = next_item(check);
+	if (!s)
+		return false;
 	s->id = pool->id;
 	snprintf(s->name, sizeof(s->name), "%s", pool->name);
 	s->blocks_total = b->n_total;
@@ -127,32 +180,79 @@ static void balance(const struct kv_pool *pool, struct kv_balance_stats *s)
 	s->blocks_cached = b->n_cached;
 	s->blocks_quarantined = b->n_quarantined;
 	s->blocks_moving = b->n_moving;
-	s->pages_free = n[KV_BLOCK_FREE];
-	s->pages_leased = n[KV_BLOCK_LEASED] + n[KV_BLOCK_TWIN];
-	s->pages_cached = n[KV_BLOCK_CACHED] + n[KV_BLOCK_EVICTING];
-	s->pages_quarantined = n[KV_BLOCK_QUARANTINED];
-	s->pages_moving = n[KV_BLOCK_MOVING];
-	s->n_errors = walk_pool(pool, NULL);
+	s->pages_free = b->n_free + (uint64_t)shown[KV_BLOCK_FREE];
+	s->pages_leased = b->n_leased + (uint64_t)(shown[KV_BLOCK_LEASED] + shown[KV_BLOCK_TWIN]);
+	s->pages_cached = b->n_cached + (uint64_t)(shown[KV_BLOCK_CACHED] + shown[KV_BLOCK_EVICTING]);
+	s->pages_quarantined = b->n_quarantined + (uint64_t)shown[KV_BLOCK_QUARANTINED];
+	s->pages_moving = b->n_moving + (uint64_t)shown[KV_BLOCK_MOVING];
+	s->n_errors = check->proof.n_wrong;
+	return false;
 }
 
-uint32_t kv_check_balance(struct kv_daemon *d, uint32_t first, uint32_t n, void *items)
+static bool errors_slice(struct kv_walk *walk, struct kv_pool *pool, bool began)
 {
-	struct kv_balance_stats *s = items;
-	uint32_t i = 0, done = 0;
+	return prove((struct check *)walk, pool, began, list_error);
+}
 
-	for (struct kv_link *l = d->pools.next; l != &d->pools && done < n; l = l->next) {
-		if (i++ >= first)
-			balance(kv_container_of(l, struct kv_pool, link), &s[done++]);
+static void send_items(struct kv_peer *peer, struct check *check, uint32_t total)
+{
+	struct kv_msg_stats_part *reply = check->reply;
+	uint32_t end = check->first + reply->n;
+	uint32_t size = (uint32_t)sizeof(*reply) + reply->n * reply->item_bytes;
+
+	reply->left = reply->n && end < total ? total - end : 0;
+	kv_wire_init(&reply->head, KV_MSG_STATS_PART, size, check->tag);
+	kv_peer_send(peer, reply, size, NULL, 0);
+}
+
+static void balance_end(struct kv_walk *walk, struct kv_peer *peer)
+{
+	send_items(peer, (struct check *)walk, peer->daemon->n_pools);
+}
+
+static void errors_end(struct kv_walk *walk, struct kv_peer *peer)
+{
+	struct check *check = (struct check *)walk;
+
+	check_devices(check, list_error);
+	send_items(peer, check, check->at < KV_CHECK_ERRORS ? check->at : KV_CHECK_ERRORS);
+}
+
+/* ---- beginning ---- */
+
+static void start(struct kv_peer *peer, struct kv_walk walk, uint32_t tag, uint32_t first, uint32_t item_bytes)
+{
+	struct check *check = calloc(1, sizeof(*check) + (item_bytes ? KV_WIRE_MAX : 0));
+
+	if (!check) {
+		kv_peer_error(peer, tag, -ENOMEM, "no memory for a check");
+		return;
 	}
-	return done;
+	check->walk = walk;
+	check->daemon = peer->daemon;
+	check->tag = tag;
+	check->first = first;
+	if (item_bytes) {
+		check->reply = (struct kv_msg_stats_part *)check->space;
+		check->reply->item_bytes = item_bytes;
+		check->most = (KV_WIRE_MAX - (uint32_t)sizeof(*check->reply)) / item_bytes;
+	}
+	kv_walk_start(peer, &check->walk);
 }
 
-uint32_t kv_check_errors(struct kv_daemon *d, uint32_t first, uint32_t n, void *items)
+void kv_control_check(struct kv_peer *peer, uint32_t tag)
 {
-	struct list list = { .items = items, .first = first, .n_items = n };
-	uint64_t total = walk(d, &list);
+	start(peer, (struct kv_walk){ .slice = check_slice, .end = check_end }, tag, 0, 0);
+}
 
-	if (!n)
-		return total < KV_CHECK_ERRORS ? (uint32_t)total : KV_CHECK_ERRORS;
-	return list.n;
+void kv_check_balance(struct kv_peer *peer, uint32_t tag, uint32_t first)
+{
+	start(peer, (struct kv_walk){ .slice = balance_slice, .end = balance_end }, tag, first,
+	      sizeof(struct kv_balance_stats));
+}
+
+void kv_check_errors(struct kv_peer *peer, uint32_t tag, uint32_t first)
+{
+	start(peer, (struct kv_walk){ .slice = errors_slice, .end = errors_end }, tag, first,
+	      sizeof(struct kv_error_stats));
 }

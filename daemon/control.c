@@ -11,6 +11,7 @@
 #include "daemon/heap.h"
 #include "daemon/history.h"
 #include "daemon/log.h"
+#include "daemon/walk.h"
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
 #include "include/internal/socket.h"
@@ -92,7 +93,7 @@ static uint32_t gpu_stats(struct kv_daemon *d, uint32_t first, uint32_t n, void 
 	return done;
 }
 
-static void one_pool(const struct kv_pool *pool, struct kv_pool_stats *s)
+static void one_pool(const struct kv_pool *pool, uint32_t n_held, struct kv_pool_stats *s)
 {
 	const struct kv_books *b = &pool->books;
 
@@ -115,7 +116,7 @@ static void one_pool(const struct kv_pool *pool, struct kv_pool_stats *s)
 	s->blocks_free = b->n_free;
 	s->blocks_leased = b->n_leased;
 	s->blocks_cached = b->n_cached;
-	s->blocks_cached_held = kv_books_count(b, NULL, NULL);
+	s->blocks_cached_held = n_held;
 	s->blocks_quarantined = b->n_quarantined;
 	s->lookup_tokens_total = pool->lookup_tokens;
 	s->hit_tokens_total = pool->hit_tokens;
@@ -146,20 +147,6 @@ static void one_pool(const struct kv_pool *pool, struct kv_pool_stats *s)
 	s->recalled_total = pool->n_recalled;
 }
 
-static uint32_t pool_stats(struct kv_daemon *d, uint32_t first, uint32_t n, void *items)
-{
-	struct kv_pool_stats *s = items;
-	uint32_t i = 0, done = 0;
-
-	for (uint32_t g = 0; g < d->n_gpus; g++)
-		kv_shares_update(d, 1u << g);
-	for (struct kv_link *l = d->pools.next; l != &d->pools && done < n; l = l->next) {
-		if (i++ >= first)
-			one_pool(kv_container_of(l, struct kv_pool, link), &s[done++]);
-	}
-	return done;
-}
-
 void kv_control_session(const struct kv_session *session, uint32_t leased, uint32_t held,
 			struct kv_session_stats *s)
 {
@@ -184,75 +171,187 @@ void kv_control_session(const struct kv_session *session, uint32_t leased, uint3
 	s->published_total = session->n_published;
 }
 
-static uint32_t session_stats(struct kv_daemon *d, uint32_t first, uint32_t n, void *items)
+/* Who holds what is found out by a walk: stats of pools and of sessions. */
+struct counting {
+	struct kv_walk walk;
+	uint32_t tag, first, most; /* items */
+	uint32_t at;		   /* items there were so far */
+	struct kv_books_count count; /* of the pool where it is */
+	struct kv_msg_stats_part *reply;
+	uint64_t space[];
+};
+
+static bool count(struct counting *c, struct kv_pool *pool, bool began)
 {
-	struct kv_session_stats *s = items;
-	uint32_t i = 0, done = 0;
-
-	for (struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
-		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
-		uint32_t leased[KV_MAX_SESSIONS] = { 0 }, held[KV_MAX_SESSIONS] = { 0 };
-
-		kv_books_count(&pool->books, leased, held);
-		for (uint32_t k = 0; k < KV_MAX_SESSIONS; k++) {
-			if (pool->slots[k] && i++ >= first && done < n)
-				kv_control_session(pool->slots[k], leased[k], held[k], &s[done++]);
-		}
-	}
-	return done;
+	if (!began)
+		c->count = (struct kv_books_count){ .at = -1 };
+	return kv_books_count_on(&pool->books, &c->count);
 }
 
+/* NULL: it comes before what was asked for, or there is no room for it. */
+static void *next_item(struct counting *c)
+{
+	if (c->at++ < c->first || c->reply->n == c->most)
+		return NULL;
+	return (char *)c->reply->items + (size_t)c->reply->n++ * c->reply->item_bytes;
+}
+
+static bool pool_slice(struct kv_walk *walk, struct kv_pool *pool, bool began)
+{
+	struct counting *c = (struct counting *)walk;
+	bool wanted = c->at >= c->first && c->reply->n < c->most;
+	struct kv_pool_stats *s;
+
+	if (wanted && count(c, pool, began))
+		return true;
+	s = next_item(c);
+	if (s)
+		one_pool(pool, c->count.n_held, s);
+	return false;
+}
+
+static bool session_slice(struct kv_walk *walk, struct kv_pool *pool, bool began)
+{
+	struct counting *c = (struct counting *)walk;
+	bool wanted = c->at + pool->n_sessions > c->first && c->reply->n < c->most;
+
+	if (wanted && count(c, pool, began))
+		return true;
+	for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++) {
+		struct kv_session_stats *s = pool->slots[i] ? next_item(c) : NULL;
+
+		if (s)
+			kv_control_session(pool->slots[i], pool->books.n_leased_by[i], c->count.held[i], s);
+	}
+	return false;
+}
+
+static void send_items(struct kv_peer *peer, struct kv_msg_stats_part *reply, uint32_t tag, uint32_t first,
+		       uint32_t total)
+{
+	uint32_t end = first + reply->n, size = (uint32_t)sizeof(*reply) + reply->n * reply->item_bytes;
+
+	reply->left = reply->n && end < total ? total - end : 0;
+	kv_wire_init(&reply->head, KV_MSG_STATS_PART, size, tag);
+	kv_peer_send(peer, reply, size, NULL, 0);
+}
+
+static void counted(struct kv_walk *walk, struct kv_peer *peer)
+{
+	struct counting *c = (struct counting *)walk;
+
+	send_items(peer, c->reply, c->tag, c->first, c->at);
+}
+
+/* Of each kind: what fills its structs at once, or what the walk for them does. */
 static const struct {
 	uint32_t item_bytes;
 	uint32_t (*fill)(struct kv_daemon *d, uint32_t first, uint32_t n, void *items);
+	bool (*slice)(struct kv_walk *walk, struct kv_pool *pool, bool began);
+	void (*check)(struct kv_peer *peer, uint32_t tag, uint32_t first);
 } kinds[] = {
-	[KV_STAT_DAEMON] = { sizeof(struct kv_daemon_stats), daemon_stats },
-	[KV_STAT_GPU] = { sizeof(struct kv_gpu_stats), gpu_stats },
-	[KV_STAT_POOL] = { sizeof(struct kv_pool_stats), pool_stats },
-	[KV_STAT_SESSION] = { sizeof(struct kv_session_stats), session_stats },
-	[KV_STAT_BALANCE] = { sizeof(struct kv_balance_stats), kv_check_balance },
-	[KV_STAT_ERROR] = { sizeof(struct kv_error_stats), kv_check_errors },
-	[KV_STAT_HISTORY] = { sizeof(struct kv_history_stats), kv_history_items },
+	[KV_STAT_DAEMON] = { sizeof(struct kv_daemon_stats), .fill = daemon_stats },
+	[KV_STAT_GPU] = { sizeof(struct kv_gpu_stats), .fill = gpu_stats },
+	[KV_STAT_POOL] = { sizeof(struct kv_pool_stats), .slice = pool_slice },
+	[KV_STAT_SESSION] = { sizeof(struct kv_session_stats), .slice = session_slice },
+	[KV_STAT_BALANCE] = { sizeof(struct kv_balance_stats), .check = kv_check_balance },
+	[KV_STAT_ERROR] = { sizeof(struct kv_error_stats), .check = kv_check_errors },
+	[KV_STAT_HISTORY] = { sizeof(struct kv_history_stats), .fill = kv_history_items },
 };
+
+/* NULL: no memory. */
+static struct counting *counting_new(struct kv_daemon *d, uint32_t kind, uint32_t most)
+{
+	size_t room = sizeof(struct kv_msg_stats_part) + (size_t)most * kinds[kind].item_bytes;
+	struct counting *c = calloc(1, sizeof(*c) + room);
+
+	if (!c)
+		return NULL;
+	for (uint32_t g = 0; g < d->n_gpus; g++)
+		kv_shares_update(d, 1u << g);
+	c->walk = (struct kv_walk){ .slice = kinds[kind].slice, .end = counted };
+	c->most = most;
+	c->reply = (struct kv_msg_stats_part *)c->space;
+	c->reply->item_bytes = kinds[kind].item_bytes;
+	return c;
+}
 
 int kv_control_items(struct kv_daemon *d, uint32_t kind, void **ret, size_t *ret_n, size_t *ret_size)
 {
 	uint32_t most = 1 + d->n_gpus + d->n_pools + d->n_sessions;
+	kv_cleanup(kv_freep) struct counting *c = NULL;
 	void *items = calloc(most, kinds[kind].item_bytes);
 
 	if (!items)
 		return -ENOMEM;
-	*ret_n = kinds[kind].fill(d, 0, most, items);
 	*ret_size = kinds[kind].item_bytes;
+	if (kinds[kind].fill) {
+		*ret_n = kinds[kind].fill(d, 0, most, items);
+	} else {
+		c = counting_new(d, kind, most);
+		if (!c) {
+			free(items);
+			return -ENOMEM;
+		}
+		while (kv_walk_next(d, &c->walk))
+			;
+		*ret_n = c->reply->n;
+		memcpy(items, c->reply->items, *ret_n * *ret_size);
+	}
 	*ret = items;
 	return 0;
 }
 
-void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg)
+static uint32_t total_of(const struct kv_daemon *d, uint32_t kind)
 {
-	struct kv_daemon *d = peer->daemon;
-	uint32_t totals[] = { [KV_STAT_DAEMON] = 1, [KV_STAT_GPU] = d->n_gpus,
-			      [KV_STAT_POOL] = d->n_pools, [KV_STAT_SESSION] = d->n_sessions,
-			      [KV_STAT_BALANCE] = d->n_pools, [KV_STAT_ERROR] = 0,
-			      [KV_STAT_HISTORY] = kv_history_count(d) };
-	kv_cleanup(kv_freep) struct kv_msg_stats_part *reply = calloc(1, KV_WIRE_MAX);
-	uint32_t most, end, size;
+	switch (kind) {
+	case KV_STAT_DAEMON:
+		return 1;
+	case KV_STAT_GPU:
+		return d->n_gpus;
+	default:
+		return kv_history_count(d);
+	}
+}
 
-	if (!reply || msg->kind >= sizeof(kinds) / sizeof(kinds[0]) || !kinds[msg->kind].fill) {
-		kv_peer_error(peer, msg->head.tag, reply ? -EINVAL : -ENOMEM, "stats: no kind %u",
-			      msg->kind);
+/* What is known without looking at blocks. */
+static void answer_at_once(struct kv_peer *peer, const struct kv_msg_stats *msg, uint32_t most)
+{
+	kv_cleanup(kv_freep) struct kv_msg_stats_part *reply = calloc(1, KV_WIRE_MAX);
+
+	if (!reply) {
+		kv_peer_error(peer, msg->head.tag, -ENOMEM, "no memory for stats");
 		return;
 	}
 	reply->item_bytes = kinds[msg->kind].item_bytes;
-	most = (KV_WIRE_MAX - (uint32_t)sizeof(*reply)) / reply->item_bytes;
-	reply->n = kinds[msg->kind].fill(d, msg->first, most, reply->items);
-	if (msg->kind == KV_STAT_ERROR)
-		totals[msg->kind] = kv_check_errors(d, 0, 0, NULL);
-	end = msg->first + reply->n;
-	reply->left = reply->n && end < totals[msg->kind] ? totals[msg->kind] - end : 0;
-	size = (uint32_t)sizeof(*reply) + reply->n * reply->item_bytes;
-	kv_wire_init(&reply->head, KV_MSG_STATS_PART, size, msg->head.tag);
-	kv_peer_send(peer, reply, size, NULL, 0);
+	reply->n = kinds[msg->kind].fill(peer->daemon, msg->first, most, reply->items);
+	send_items(peer, reply, msg->head.tag, msg->first, total_of(peer->daemon, msg->kind));
+}
+
+void kv_control_stats(struct kv_peer *peer, const struct kv_msg_stats *msg)
+{
+	struct counting *c;
+	uint32_t most;
+
+	if (msg->kind >= sizeof(kinds) / sizeof(kinds[0]) || !kinds[msg->kind].item_bytes) {
+		kv_peer_error(peer, msg->head.tag, -EINVAL, "stats: no kind %u", msg->kind);
+		return;
+	}
+	most = (KV_WIRE_MAX - (uint32_t)sizeof(struct kv_msg_stats_part)) / kinds[msg->kind].item_bytes;
+	if (kinds[msg->kind].check) {
+		kinds[msg->kind].check(peer, msg->head.tag, msg->first);
+	} else if (kinds[msg->kind].fill) {
+		answer_at_once(peer, msg, most);
+	} else {
+		c = counting_new(peer->daemon, msg->kind, most);
+		if (!c) {
+			kv_peer_error(peer, msg->head.tag, -ENOMEM, "no memory for stats");
+			return;
+		}
+		c->tag = msg->head.tag;
+		c->first = msg->first;
+		kv_walk_start(peer, &c->walk);
+	}
 }
 
 void kv_control_compact(struct kv_peer *peer, const struct kv_msg_compact *msg)

@@ -13,6 +13,7 @@
 
 #include "daemon/access.h"
 #include "daemon/daemon.h"
+#include "daemon/fair.h"
 #include "daemon/history.h"
 #include "daemon/heap.h"
 #include "daemon/log.h"
@@ -219,6 +220,8 @@ static int start_loop(struct kv_daemon *d)
 		r = kv_timer_new(d->loop, kv_peers_hear, d, &d->user_timer);
 	if (!r)
 		r = kv_history_new(d, &d->history);
+	if (!r)
+		r = kv_fair_start(d);
 	return r;
 }
 
@@ -278,6 +281,7 @@ int kv_daemon_start(struct kv_daemon *d, const struct kv_config *config)
 	kv_link_init(&d->peers);
 	kv_link_init(&d->pools);
 	kv_link_init(&d->users);
+	kv_link_init(&d->speaking);
 	kv_link_init(&d->queue);
 	d->next_peer_id = d->next_session_id = d->next_pool_id = 1;
 	d->started_ns = kv_now();
@@ -363,6 +367,7 @@ void kv_daemon_stop(struct kv_daemon *d)
 	kv_timer_free(d->waiter_timer);
 	kv_timer_free(d->user_timer);
 	d->history = kv_history_free(d->history);
+	kv_fair_end(d);
 	kv_signals_free(d->signals);
 	kv_loop_free(d->loop);
 	d->access = kv_access_free(d->access);

@@ -43,6 +43,7 @@ struct kv_pool;
 struct kv_restart;
 struct kv_session;
 struct kv_tracing;
+struct kv_walk;
 
 struct kv_config {
 	int keeper_fd; /* the worker's end of its socket; -1 in the keeper */
@@ -97,6 +98,8 @@ struct kv_daemon {
 	struct kv_link peers; /* kv_peer::link */
 	struct kv_link pools; /* kv_pool::link */
 	struct kv_link users; /* kv_user::link */
+	struct kv_link speaking; /* kv_user::turn, of those with something to be served: fair.h */
+	struct kv_task *speaking_task;
 	struct kv_timer *user_timer; /* some may speak again */
 	struct kv_history *history;  /* history.c */
 	struct kv_link queue; /* kv_session::waiter, by kv_session::want_tag_time: who is served next */
@@ -225,6 +228,9 @@ struct kv_peer {
 	struct kv_msg_pool_open *pending_open; /* that message, owned */
 	int64_t open_deadline;
 	struct kv_session *session;
+	struct kv_link speaking; /* kv_user::speaking */
+	uint32_t events;	 /* what its socket was last ready for */
+	struct kv_walk *walk;	 /* a long answer under way, owned; NULL: none */
 	bool greeted;
 	bool counted;  /* among its user's connections */
 	bool silenced; /* what it sends is read later: its user has sent too much */
@@ -233,6 +239,8 @@ struct kv_peer {
 
 /* peer.c */
 int kv_peer_accept(struct kv_daemon *d, int fd);
+/* kv_peer_serve() - one message of it, or a slice of a long answer. False: that was all; it may be gone */
+bool kv_peer_serve(struct kv_peer *peer);
 void kv_peers_hear(void *d); /* those that were silenced; d: struct kv_daemon */
 /* kv_peer_new_away() - who was connected to a worker before this one. Takes @pidfd over. 0; negative */
 int kv_peer_new_away(struct kv_daemon *d, const struct kv_session_record *record, int pidfd,
@@ -411,9 +419,9 @@ void kv_restart_free(struct kv_daemon *d);
 
 /* check.c: the books against the pages */
 void kv_control_check(struct kv_peer *peer, uint32_t tag);
-/* As the rows of control.c's table. kv_check_errors() with @n 0: how many there are to list. */
-uint32_t kv_check_balance(struct kv_daemon *d, uint32_t first, uint32_t n, void *items);
-uint32_t kv_check_errors(struct kv_daemon *d, uint32_t first, uint32_t n, void *items);
+/* STATS of what it finds, from number @first on. */
+void kv_check_balance(struct kv_peer *peer, uint32_t tag, uint32_t first);
+void kv_check_errors(struct kv_peer *peer, uint32_t tag, uint32_t first);
 
 /* trace.c: requests, for kvctl trace record */
 void kv_trace_handle(struct kv_peer *peer, const struct kv_msg_trace *msg);

@@ -18,7 +18,9 @@
 #include <unistd.h>
 
 #include "daemon/daemon.h"
+#include "daemon/fair.h"
 #include "daemon/log.h"
+#include "daemon/walk.h"
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
 #include "include/internal/socket.h"
@@ -28,7 +30,6 @@
 #define SO_PEERPIDFD 77
 #endif
 
-#define MESSAGES_A_TURN 16
 #define CONNECTION_COST 8 /* as many messages */
 
 void kv_peer_send(struct kv_peer *peer, const void *msg, uint32_t size, const int *fds,
@@ -71,6 +72,7 @@ struct kv_peer *kv_peer_free(struct kv_peer *peer)
 	kv_trace_end(peer->daemon, peer);
 	if (peer->session)
 		kv_session_free(peer->session);
+	kv_fair_remove(peer);
 	kv_watch_free(peer->watch);
 	kv_watch_free(peer->pid_watch);
 	kv_timer_free(peer->open_timer);
@@ -82,6 +84,7 @@ struct kv_peer *kv_peer_free(struct kv_peer *peer)
 		kv_user_take(peer->user, KV_USER_CLIENTS);
 	kv_user_put(peer->user);
 	free(peer->pending_open);
+	free(peer->walk);
 	free(peer);
 	return NULL;
 }
@@ -94,11 +97,13 @@ void kv_peer_drop(struct kv_peer *peer, const char *why)
 	peer->away = false;
 	if (why)
 		kv_log(KV_LOG_WARN, "'%s' (pid %d) is disconnected: %s", peer->name, peer->pid, why);
+	kv_fair_remove(peer);
 	peer->watch = kv_watch_free(peer->watch);
 	peer->fd = kv_close(peer->fd);
 	if (peer->session)
 		kv_session_drop(peer->session);
 	free(kv_steal(peer->pending_open));
+	free(kv_steal(peer->walk));
 	if (peer->open_timer)
 		kv_timer_set(peer->open_timer, -1);
 }
@@ -478,33 +483,52 @@ void kv_peers_hear(void *arg)
 	}
 }
 
-static void readable(uint32_t events, void *arg)
+/* A message of @peer, if there is one. False: there was none, or its user is to be heard later. */
+static bool take_message(struct kv_peer *peer)
 {
 	static uint64_t buffer[KV_WIRE_MAX / sizeof(uint64_t)];
+	int64_t n;
+
+	if (!kv_user_may_speak(peer->user, 0)) {
+		silence(peer);
+		return false;
+	}
+	n = kv_socket_receive(peer->fd, buffer, sizeof(buffer), NULL, 0, NULL, 1);
+	if (n == -EAGAIN) {
+		if (peer->events & (KV_LOOP_HUP | KV_LOOP_ERR))
+			hung_up(peer);
+		return false;
+	}
+	kv_user_may_speak(peer->user, 1);
+	if (n <= 0)
+		hung_up(peer);
+	else
+		handle(peer, (const struct kv_wire_head *)buffer, (size_t)n);
+	return true;
+}
+
+bool kv_peer_serve(struct kv_peer *peer)
+{
+	bool more = true;
+
+	if (peer->walk)
+		kv_walk_on(peer);
+	else
+		more = take_message(peer);
+	if (peer->fd >= 0)
+		return more;
+	/* Nothing is held for it: there is no reason to wait for its process. */
+	if (!peer->session)
+		kv_peer_free(peer);
+	return false;
+}
+
+static void readable(uint32_t events, void *arg)
+{
 	struct kv_peer *peer = arg;
 
-	for (int i = 0; i < MESSAGES_A_TURN && peer->fd >= 0; i++) {
-		int64_t n;
-
-		if (!kv_user_may_speak(peer->user, 0)) {
-			silence(peer);
-			break;
-		}
-		n = kv_socket_receive(peer->fd, buffer, sizeof(buffer), NULL, 0, NULL, 1);
-		if (n == -EAGAIN) {
-			if (events & (KV_LOOP_HUP | KV_LOOP_ERR))
-				hung_up(peer);
-			break;
-		}
-		kv_user_may_speak(peer->user, 1);
-		if (n <= 0)
-			hung_up(peer);
-		else
-			handle(peer, (const struct kv_wire_head *)buffer, (size_t)n);
-	}
-	/* Nothing is held for it: there is no reason to wait for its process. */
-	if (peer->fd < 0 && !peer->session)
-		kv_peer_free(peer);
+	peer->events = events;
+	kv_fair_add(peer);
 }
 
 static int open_pidfd(int fd, pid_t pid)
@@ -527,6 +551,7 @@ static struct kv_peer *peer_new(struct kv_daemon *d, int fd, int pidfd)
 		kv_close(pidfd);
 		return NULL;
 	}
+	kv_link_init(&peer->speaking);
 	kv_list_append(&d->peers, &peer->link);
 	d->n_peers++;
 	peer->daemon = d;

@@ -65,6 +65,8 @@ struct kv_user *kv_user_get(struct kv_daemon *d, uid_t uid)
 	user->n_refs = 1;
 	user->credit = INT64_MAX;
 	kv_link_init(&user->link);
+	kv_link_init(&user->turn);
+	kv_link_init(&user->speaking);
 	kv_list_append(&d->users, &user->link);
 	return user;
 }
@@ -73,6 +75,7 @@ struct kv_user *kv_user_put(struct kv_user *user)
 {
 	if (user && !--user->n_refs) {
 		kv_link_unlink(&user->link);
+		kv_link_unlink(&user->turn);
 		free(user);
 	}
 	return NULL;

@@ -36,6 +36,9 @@ struct kv_user {
 	uint64_t n[KV_USER_LIMITS]; /* CLIENTS, SESSIONS, POOLS: how many it has */
 	int64_t credit;		    /* messages it may send now, in billionths */
 	int64_t credited_ns, counted_ns;
+	struct kv_link turn;	 /* kv_daemon::speaking */
+	struct kv_link speaking; /* kv_peer::speaking, of its connections */
+	int64_t time_ns;	 /* of the worker that it may still have in this turn; negative: it owes */
 };
 
 /* The names of the options, "--user-clients" and so on, and what stands for them by default. */

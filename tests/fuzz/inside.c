@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/daemon.h"
+#include "daemon/fair.h"
 #include "daemon/log.h"
 #include "daemon/loop_kind.h"
 #include "daemon/mover.h"
@@ -80,6 +81,7 @@ static struct kv_daemon *begin(void)
 	kv_link_init(&d->peers);
 	kv_link_init(&d->pools);
 	kv_link_init(&d->users);
+	kv_link_init(&d->speaking);
 	kv_link_init(&d->queue);
 	d->listen_fd = -1;
 	d->config.max_clients = 1024;
@@ -94,6 +96,7 @@ static struct kv_daemon *begin(void)
 	must(kv_timer_new(d->loop, nothing, d, &d->accept_timer));
 	must(kv_timer_new(d->loop, look_again, d, &d->waiter_timer));
 	must(kv_timer_new(d->loop, kv_peers_hear, d, &d->user_timer));
+	must(kv_fair_start(d));
 	return d;
 }
 
@@ -246,7 +249,7 @@ void inside_ended(uint64_t id)
 
 void inside_step(void)
 {
-	/* A peer's messages are read 16 at a time; nobody writes while this runs. */
+	/* While time stands still one turn serves all there is; nobody writes while this runs. */
 	inside_runs = INSIDE_DAEMON;
 	for (int i = 0; i < 4; i++)
 		must(kv_loop_step(daemon_.loop, 0));
