@@ -229,13 +229,17 @@ static uint32_t spare_extents(const struct kv_pool *pool)
 	return pool->n_extents > keep ? pool->n_extents - keep : 0;
 }
 
-/* Evicts what would fill @n extents if it lay together. */
-static bool evict_extents(struct kv_pool *pool, uint32_t n)
+static uint32_t cached_in(const struct kv_pool *pool, uint32_t n_extents)
 {
-	uint64_t blocks = n * pool->daemon->extents.bytes / pool->block_bytes + 1;
-	uint32_t n_cached = pool->books.n_cached, n_evicted;
+	uint64_t blocks = n_extents * pool->daemon->extents.bytes / pool->block_bytes + 1;
 
-	n_evicted = kv_books_evict(&pool->books, blocks < n_cached ? (uint32_t)blocks : n_cached, false);
+	return blocks < pool->books.n_cached ? (uint32_t)blocks : pool->books.n_cached;
+}
+
+static bool evict_for_others(struct kv_pool *pool, uint32_t n_blocks)
+{
+	uint32_t n_evicted = kv_books_evict(&pool->books, n_blocks, false);
+
 	pool->record->n_evicted_others += n_evicted;
 	return n_evicted;
 }
@@ -252,8 +256,9 @@ static uint32_t take_from(struct kv_pool *other, uint32_t n, bool *ret_more)
 	*ret_more = true;
 	if (done)
 		return done;
-	/* Where little of many extents is in use, what is worth keeping moves together first. */
-	if (spare && evict_extents(other, n < spare ? n : spare))
+	/* As many blocks as would fill them if they lay together. */
+	if (spare && (evict_for_others(other, kv_gradual_blocks(other->daemon, cached_in(other, n < spare ? n : spare))) ||
+		      other->daemon->goes_on))
 		return flat ? shed(other, n) : 0;
 	*ret_more = false;
 	if (is_left_alone(other) && !other->books.n_cached) {
@@ -305,7 +310,8 @@ static uint32_t take_from_others(struct kv_pool *pool, uint32_t n, bool own_too)
 	uint64_t round = ++d->giving_round;
 
 	kv_shares_update(d, pool->gpu_mask);
-	while (done < n && (other = kv_share_giver(d, pool->gpu_mask, pool, round))) {
+	d->goes_on = false;
+	while (done < n && !d->goes_on && (other = kv_share_giver(d, pool->gpu_mask, pool, round))) {
 		uint32_t want = n - done, part = n / GIVE_PARTS + 1;
 		bool more;
 
@@ -344,7 +350,8 @@ void kv_reserve_fill(struct kv_daemon *d)
 		have += empty;
 		d->moved_extents += empty;
 		kv_shares_update(d, 1u << g);
-		while (have < n && (giver = kv_share_giver(d, 1u << g, NULL, round)) &&
+		d->goes_on = false;
+		while (have < n && !d->goes_on && (giver = kv_share_giver(d, 1u << g, NULL, round)) &&
 		       giver->n_extents > giver->share_extents) {
 			uint32_t got;
 
@@ -383,6 +390,8 @@ int kv_capacity_claim(struct kv_pool *pool)
 	if (clean < need + spare || !kv_extents_find(e, pool->gpu_mask, n, n, &pool->first_extent)) {
 		if (kv_extents_available(e, pool->gpu_mask, true) > clean ||
 		    take_from_others(pool, clean < need + spare ? need + spare - clean : 1, false))
+			return -EAGAIN;
+		if (pool->daemon->goes_on)
 			return -EAGAIN;
 		return kv_error(-ENOMEM,
 				"pool '%s' needs %u extents of %llu bytes, %u of them in a row; %u are "
@@ -494,13 +503,15 @@ static uint64_t over_limit(const struct kv_pool *pool, uint32_t n)
 	return used + n > most ? used + n - most : 0;
 }
 
-/* Its own unheld cached blocks, all that are needed or none. */
-static bool evict_own(struct kv_pool *pool, uint32_t n)
+/* Its own unheld cached blocks, all that are needed or none. 0; KV_NO_ROOM; -EAGAIN */
+static int evict_own(struct kv_pool *pool, uint32_t n)
 {
 	uint64_t over = over_limit(pool, n), need = lacking(pool, n);
 
 	need = over > need ? over : need;
-	return !need || kv_books_evict(&pool->books, (uint32_t)need, true) >= need;
+	if (need > pool->books.n_cached)
+		return KV_NO_ROOM;
+	return need ? kv_gradual_own(pool, need) : 0;
 }
 
 static bool is_there(const struct kv_pool *pool, uint32_t n)
@@ -516,6 +527,7 @@ static int find_room(struct kv_pool *pool, uint32_t n)
 {
 	uint64_t over = over_limit(pool, n);
 	uint32_t m = over < n ? n - (uint32_t)over : 0, n_extents;
+	int r;
 
 	if (is_there(pool, n))
 		return 0;
@@ -523,28 +535,34 @@ static int find_room(struct kv_pool *pool, uint32_t n)
 	if (over > pool->books.n_cached)
 		return KV_NO_ROOM;
 	if (pool->layout.kind == KV_LAYOUT_PAGED)
-		return evict_own(pool, n) ? 0 : KV_NO_ROOM;
+		return evict_own(pool, n);
 	if (grow(pool, m, not_for(pool, true)) < 0)
 		return KV_NO_ROOM;
 	if (!lacking(pool, m))
-		return evict_own(pool, n) ? 0 : KV_NO_ROOM;
+		return evict_own(pool, n);
 
 	n_extents = kv_capacity_lacking(pool, m);
 	if (!may_get(pool, n_extents)) {
 		take_from_others(pool, to_be_given(pool, n_extents), true);
-		if (!may_get(pool, n_extents) && evict_own(pool, n))
-			return 0;
+		if (pool->daemon->goes_on)
+			return -EAGAIN;
+		r = may_get(pool, n_extents) ? KV_NO_ROOM : evict_own(pool, n);
+		if (r <= 0)
+			return r;
 		/* What others gave is not enough, and neither is what it has: both together? */
 		if (!may_get(pool, n_extents))
 			take_from_others(pool, to_be_given(pool, n_extents), false);
+		if (pool->daemon->goes_on)
+			return -EAGAIN;
 	}
 	if (grow(pool, m, not_for(pool, false)) < 0)
 		return KV_NO_ROOM;
 	/* What the mover is cleaning for it costs nobody's cache. */
 	if (lacking(pool, m) && may_get(pool, kv_capacity_lacking(pool, m)))
 		return -EAGAIN;
-	if (evict_own(pool, n))
-		return 0;
+	r = evict_own(pool, n);
+	if (r <= 0)
+		return r;
 	return may_get(pool, kv_capacity_lacking(pool, m)) || kv_compact_runs(pool->daemon) ?
 		       -EAGAIN :
 		       KV_NO_ROOM;
@@ -584,10 +602,12 @@ int kv_capacity_room(struct kv_pool *pool, struct kv_session *asking, uint32_t n
 	if (kv_capacity_never_fits(pool, n))
 		return KV_TOO_LARGE;
 	start = kv_thread_ns();
+	pool->daemon->goes_on = false;
 	r = find_room(pool, n);
 	while (r == KV_NO_ROOM && call_back(pool, asking))
 		r = find_room(pool, n);
 	pool->daemon->moving_ns += kv_thread_ns() - start;
+	pool->daemon->part_waits = pool->daemon->part_waits || (r == -EAGAIN && pool->daemon->goes_on);
 	pool->must_press = r == KV_NO_ROOM;
 	pool->wanted_blocks = n;
 	return r;
@@ -619,7 +639,7 @@ static bool extents_coming(struct kv_pool *pool, uint32_t n)
 	return got;
 }
 
-bool kv_capacity_own(struct kv_pool *pool, uint32_t n)
+int kv_capacity_own(struct kv_pool *pool, uint32_t n)
 {
 	return evict_own(pool, n);
 }
@@ -658,7 +678,7 @@ void kv_capacity_trim(struct kv_pool *pool)
 		return;
 	while (pool->n_extents > most) {
 		pool->daemon->moved_extents += shed(pool, pool->n_extents - most);
-		if (pool->n_extents <= most || !evict_extents(pool, pool->n_extents - most))
+		if (pool->n_extents <= most || !evict_for_others(pool, cached_in(pool, pool->n_extents - most)))
 			break;
 	}
 	kv_mover_scrub(pool->daemon);

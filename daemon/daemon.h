@@ -113,6 +113,10 @@ struct kv_daemon {
 	int64_t recall_at; /* when idle leases that somebody waits for may be called back; past: none */
 	struct kv_compaction *compaction; /* compact.c; NULL until the first */
 	bool serving;
+	uint64_t part_turn; /* of the loop: gradual.c */
+	uint32_t part_left; /* blocks that may still be evicted in it for those who ask for many */
+	bool goes_on;	    /* there were not enough for the one who asked last: it asks again in the next turn */
+	bool part_waits;    /* likewise, for somebody in the queue */
 	uint64_t giving_round;
 	uint64_t moved_extents, moving_ns; /* given by pools to others; time of this thread for it */
 	uint64_t next_peer_id, next_session_id, next_pool_id;
@@ -165,6 +169,7 @@ struct kv_pool {
 	uint32_t wanted_blocks; /* and was for so many */
 	int64_t pressed_ns;
 	uint64_t n_recalled;
+	struct kv_books_count *unheld; /* while many are to be evicted: gradual.c; NULL: it doesn't go on */
 	uint64_t blocked_in;  /* the pass over the queue in which one of its requests has to wait on */
 	double use_rate;      /* uses of cached blocks a second, of late; share.c */
 	uint64_t use_count;
@@ -373,6 +378,14 @@ void kv_pressure_put(struct kv_pool *needy);	     /* notices to sessions above t
 void kv_pressure_end(struct kv_daemon *d);	     /* nobody waits any more */
 bool kv_pressure_refuses(struct kv_session *session); /* it let the deadline pass */
 
+/* gradual.c: evictions that take long */
+#define KV_EVICT_PART 1024u
+/* kv_gradual_own() - evict @n of its blocks or none. 0; KV_NO_ROOM; -EAGAIN: ask again in the next turn */
+int kv_gradual_own(struct kv_pool *pool, uint64_t n);
+void kv_gradual_forget(struct kv_pool *pool); /* nobody asks any more */
+/* kv_gradual_blocks() - so many of @n may be evicted now; of fewer, kv_daemon::goes_on says so */
+uint32_t kv_gradual_blocks(struct kv_daemon *d, uint64_t n);
+
 /* capacity.c */
 /* kv_capacity_room() - make @n blocks free. 0; KV_NO_ROOM; KV_TOO_LARGE; -EAGAIN: when scrubbed */
 int kv_capacity_room(struct kv_pool *pool, struct kv_session *asking, uint32_t n);
@@ -380,8 +393,8 @@ int kv_capacity_room(struct kv_pool *pool, struct kv_session *asking, uint32_t n
 bool kv_capacity_never_fits(const struct kv_pool *pool, uint32_t n);
 /* kv_capacity_at_hand() - up to @n free blocks, at no other pool's cache's cost. Return: how many. */
 uint32_t kv_capacity_at_hand(struct kv_pool *pool, uint32_t n);
-/* kv_capacity_own() - make @n blocks free by its own unheld cache alone. Return: whether that is enough. */
-bool kv_capacity_own(struct kv_pool *pool, uint32_t n);
+/* kv_capacity_own() - make @n blocks free by its own unheld cache alone. 0; KV_NO_ROOM; -EAGAIN: ask again */
+int kv_capacity_own(struct kv_pool *pool, uint32_t n);
 void kv_capacity_trim(struct kv_pool *pool); /* down to kv_limits_most(), as far as nobody holds it */
 uint64_t kv_thread_ns(void); /* CPU time of this thread */
 /* kv_capacity_is_coming() - not all that is being zeroed for a request has come: no use in looking */

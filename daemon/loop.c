@@ -149,6 +149,11 @@ int64_t kv_loop_now(const struct kv_loop *loop)
 	return loop->now_ns;
 }
 
+uint64_t kv_loop_turn(const struct kv_loop *loop)
+{
+	return loop->turn;
+}
+
 /* Watches */
 
 static int make_room_for_fd(struct kv_loop *loop, int fd)
@@ -528,6 +533,7 @@ int kv_loop_step(struct kv_loop *loop, int64_t timeout_ns)
 	loop->running = true;
 	r = loop->ops->wait(loop, next_timeout(loop, timeout_ns));
 	loop->now_ns = clock_ns();
+	loop->turn++;
 	if (r >= 0) {
 		call_watches(loop);
 		call_timers(loop);

@@ -90,6 +90,9 @@ void kv_loop_stop(struct kv_loop *loop);
  */
 int kv_loop_step(struct kv_loop *loop, int64_t timeout_ns);
 
+/* kv_loop_turn() - the number of the iteration */
+uint64_t kv_loop_turn(const struct kv_loop *loop);
+
 /* kv_loop_now() - CLOCK_MONOTONIC in ns, read once when the iteration's wait has ended */
 int64_t kv_loop_now(const struct kv_loop *loop);
 

@@ -50,6 +50,7 @@ struct kv_loop {
 	void *kind; /* of the kind's own */
 	char why[256];
 	int64_t now_ns;
+	uint64_t turn;
 	bool stop;
 	bool running; /* an iteration is on the stack */
 

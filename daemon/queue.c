@@ -46,6 +46,8 @@ static void look_later(struct kv_daemon *d)
 	/* Nothing else is known that will come, and this is known to the microsecond. */
 	if (d->recall_at > now)
 		delay = d->recall_at - now;
+	if (d->part_waits)
+		delay = 0;
 	for (struct kv_link *l = d->queue.next; l != &d->queue; l = l->next) {
 		int64_t left = waiter(l)->want_deadline - now;
 
@@ -109,8 +111,10 @@ static void leave(struct kv_session *session)
 	struct kv_pool *pool = session->pool;
 
 	kv_link_unlink(&session->waiter);
-	if (!--pool->n_waiting)
+	if (!--pool->n_waiting) {
+		kv_gradual_forget(pool);
 		kv_capacity_magazines(pool);
+	}
 	if (kv_link_is_alone(&pool->daemon->queue)) {
 		tell_all(pool->daemon, 0);
 		kv_pressure_end(pool->daemon);
@@ -204,7 +208,7 @@ static bool serve(struct kv_session *session, bool is_blocked)
 		r = kv_capacity_room(session->pool, session, session->want_n);
 	/* The mover has had its time: rather a part of its cache than nothing. */
 	if (r == -EAGAIN && now >= session->want_scrub_deadline &&
-	    kv_capacity_own(session->pool, session->want_n))
+	    !kv_capacity_own(session->pool, session->want_n))
 		r = 0;
 	session->is_coming = r == -EAGAIN;
 	if (r == -EAGAIN && now < session->want_scrub_deadline)
@@ -228,6 +232,7 @@ static bool serve_in_order(struct kv_daemon *d)
 	bool answered = false, done;
 
 	pass++;
+	d->part_waits = false;
 	for (uint32_t g = 0; g < d->n_gpus; g++)
 		d->n_spoken[g] = 0;
 	for (struct kv_link *l = d->queue.next; l != &d->queue; l = next) {

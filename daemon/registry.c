@@ -345,6 +345,7 @@ void kv_pool_unload(struct kv_pool *pool)
 		kv_link_unlink(&pool->link);
 		pool->daemon->n_pools--;
 	}
+	kv_gradual_forget(pool);
 	kv_books_deinit(&pool->books);
 	if (pool->record)
 		munmap(pool->record, pool->record->bytes);

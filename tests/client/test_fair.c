@@ -37,6 +37,7 @@ static const struct flood {
 	{"STATS of sessions", KV_MSG_STATS, KV_STAT_SESSION, false},
 	{"STATS of balances", KV_MSG_STATS, KV_STAT_BALANCE, false},
 	{"STATS of errors", KV_MSG_STATS, KV_STAT_ERROR, false},
+	{"LEASE", KV_MSG_LEASE, 0, true},
 };
 #define N_FLOODS ((int)(sizeof(floods) / sizeof(floods[0])))
 

@@ -88,6 +88,29 @@ START_TEST(a_maximum_goes_down_and_up_at_once_and_has_a_revision)
 }
 END_TEST
 
+/* More blocks than are evicted in one turn of the loop, and than are counted in one. */
+START_TEST(a_large_cache_makes_room_for_a_large_lease_or_stays_as_it_is)
+{
+	const uint32_t n = 10 * A_MIB - 64;
+	struct kv_pool *pool = pool_new(client, "pool", n + 63);
+	struct kv_seq *held;
+	uint64_t before;
+
+	fill_cache(pool, 1, n);
+	held = seq_new(pool, 1, 64 * BLOCK_TOKENS, NULL);
+	must(kv_ping(client, TIMEOUT));
+	before = pool_stats(client, "pool").evictions_total;
+	ck_assert_int_eq(kv_blocks_take(pool, n, ids, 50 * KV_MSEC), KV_NO_ROOM);
+	ck_assert_uint_eq(pool_stats(client, "pool").evictions_total, before);
+	must(kv_blocks_take(pool, n - 128, ids, TIMEOUT));
+	ck_assert_uint_ge(pool_stats(client, "pool").evictions_total, before + n - 256);
+	ck_assert_uint_eq(hit_of(pool, 1, 64 * BLOCK_TOKENS), 63 * BLOCK_TOKENS);
+	must(kv_blocks_give(pool, n - 128, ids));
+	kv_seq_free(held, NULL);
+	kv_pool_close(pool);
+}
+END_TEST
+
 START_TEST(what_is_in_use_above_a_lower_maximum_leaves_as_it_is_given_back)
 {
 	struct kv_pool *pool = pool_new(client, "pool", 0);
@@ -715,6 +738,7 @@ static Suite *suite(void)
 	tcase_set_timeout(tcase, 60);
 	tcase_add_checked_fixture(tcase, setup, teardown);
 	tcase_add_test(tcase, a_maximum_goes_down_and_up_at_once_and_has_a_revision);
+	tcase_add_test(tcase, a_large_cache_makes_room_for_a_large_lease_or_stays_as_it_is);
 	tcase_add_test(tcase, what_is_in_use_above_a_lower_maximum_leaves_as_it_is_given_back);
 	tcase_add_test(tcase, memory_that_came_under_a_lower_maximum_is_used_when_it_is_raised);
 	tcase_add_test(tcase, a_weight_is_there_from_the_start_if_who_opens_the_pool_says_one);
