@@ -1,108 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reference calculators: content keys of pages. SHA-256 as in FIPS 180-4. */
+/* Reference calculators: content keys of pages. */
 #include <string.h>
 
 #include "alloc/compat_cache.h"
+#include "alloc/sha256.h"
 
-struct sha256 {
-	uint32_t h[8];
-	uint8_t block[64];
-	uint64_t len;
-};
-
-static const uint32_t k256[64] = {
-	0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
-	0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
-	0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f,
-	0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7,
-	0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
-	0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
-	0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116,
-	0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-	0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
-	0xc67178f2,
-};
-
-static uint32_t rotr(uint32_t x, int n)
+static void update_u32(struct kv_sha256 *s, uint32_t x)
 {
-	return x >> n | x << (32 - n);
-}
-
-static void compress(struct sha256 *s)
-{
-	uint32_t w[64], v[8];
-
-	for (int i = 0; i < 16; i++)
-		w[i] = (uint32_t)s->block[4 * i] << 24 | (uint32_t)s->block[4 * i + 1] << 16 |
-		       (uint32_t)s->block[4 * i + 2] << 8 | s->block[4 * i + 3];
-	for (int i = 16; i < 64; i++)
-		w[i] = w[i - 16] + w[i - 7] +
-		       (rotr(w[i - 15], 7) ^ rotr(w[i - 15], 18) ^ w[i - 15] >> 3) +
-		       (rotr(w[i - 2], 17) ^ rotr(w[i - 2], 19) ^ w[i - 2] >> 10);
-	memcpy(v, s->h, sizeof(v));
-	for (int i = 0; i < 64; i++) {
-		uint32_t t1 = v[7] + (rotr(v[4], 6) ^ rotr(v[4], 11) ^ rotr(v[4], 25)) +
-			      ((v[4] & v[5]) ^ (~v[4] & v[6])) + k256[i] + w[i];
-		uint32_t t2 = (rotr(v[0], 2) ^ rotr(v[0], 13) ^ rotr(v[0], 22)) +
-			      ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
-
-		memmove(v + 1, v, 7 * sizeof(v[0]));
-		v[4] += t1;
-		v[0] = t1 + t2;
-	}
-	for (int i = 0; i < 8; i++)
-		s->h[i] += v[i];
-}
-
-static void start(struct sha256 *s)
-{
-	static const uint32_t h[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-				      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-
-	memcpy(s->h, h, sizeof(h));
-	s->len = 0;
-}
-
-static void update(struct sha256 *s, const void *data, size_t n)
-{
-	const uint8_t *p = data;
-
-	for (size_t i = 0; i < n; i++) {
-		s->block[s->len++ % 64] = p[i];
-		if (s->len % 64 == 0)
-			compress(s);
-	}
-}
-
-static void update_u32(struct sha256 *s, uint32_t x)
-{
-	update(s,
-	       (uint8_t[]){(uint8_t)x, (uint8_t)(x >> 8), (uint8_t)(x >> 16), (uint8_t)(x >> 24)},
-	       4);
-}
-
-static void finish(struct sha256 *s, uint8_t ret_hash[KV_COMPAT_HASH])
-{
-	uint64_t bits = s->len * 8;
-
-	update(s, "\x80", 1);
-	while (s->len % 64 != 56)
-		update(s, "", 1);
-	for (int i = 7; i >= 0; i--)
-		update(s, (uint8_t[]){(uint8_t)(bits >> (8 * i))}, 1);
-	for (int i = 0; i < 32; i++)
-		ret_hash[i] = (uint8_t)(s->h[i / 4] >> (24 - 8 * (i % 4)));
+	kv_sha256_add(
+		s,
+		(uint8_t[]){(uint8_t)x, (uint8_t)(x >> 8), (uint8_t)(x >> 16), (uint8_t)(x >> 24)},
+		4);
 }
 
 void kv_compat_page_hash(struct kv_compat_text prior, const int32_t *tokens, size_t n_tokens,
 			 const struct kv_compat_text *extra, size_t n_extra,
 			 uint8_t ret_hash[KV_COMPAT_HASH])
 {
-	struct sha256 s;
+	struct kv_sha256 s;
 
-	start(&s);
+	kv_sha256_start(&s);
 	update_u32(&s, (uint32_t)prior.len);
-	update(&s, prior.data, prior.len);
+	kv_sha256_add(&s, prior.data, prior.len);
 	update_u32(&s, (uint32_t)n_tokens);
 	for (size_t i = 0; i < n_tokens; i++)
 		update_u32(&s, (uint32_t)tokens[i]);
@@ -110,9 +29,9 @@ void kv_compat_page_hash(struct kv_compat_text prior, const int32_t *tokens, siz
 		update_u32(&s, (uint32_t)n_extra);
 	for (size_t i = 0; i < n_extra; i++) {
 		update_u32(&s, (uint32_t)extra[i].len);
-		update(&s, extra[i].data, extra[i].len);
+		kv_sha256_add(&s, extra[i].data, extra[i].len);
 	}
-	finish(&s, ret_hash);
+	kv_sha256_end(&s, ret_hash);
 }
 
 void kv_compat_fold_hash(const uint8_t (*hashes)[KV_COMPAT_HASH], size_t n,

@@ -8,6 +8,7 @@
 #include <kvcached/client.h>
 #include <kvcached/sequence.h>
 #include <kvcached/identity.h>
+#include <kvcached/keys.h>
 #include <kvcached/group.h>
 #include <kvcached/batch.h>
 #include <kvcached/attention.h>

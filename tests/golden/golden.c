@@ -15,7 +15,8 @@
 
 static const struct golden_kind *const tables[] = {golden_sizes, golden_v4,	golden_pools,
 						   golden_slots, golden_traces, golden_vllm,
-						   golden_attention, golden_batch,	golden_recurrent, golden_write};
+						   golden_attention, golden_batch,	golden_recurrent, golden_write,
+						   golden_keys};
 
 static struct chunk {
 	struct chunk *next;

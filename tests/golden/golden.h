@@ -40,6 +40,7 @@ extern const struct golden_kind golden_attention[];
 extern const struct golden_kind golden_batch[];
 extern const struct golden_kind golden_recurrent[];
 extern const struct golden_kind golden_write[];
+extern const struct golden_kind golden_keys[];
 
 /* Zeroed memory that lives until the vector is done. */
 void *golden_alloc(size_t n, size_t size);
