@@ -398,6 +398,7 @@ int kv_capacity_claim(struct kv_pool *pool)
 				"free and %u of these promised to other pools",
 				pool->name, need, (unsigned long long)e->bytes, n, clean, spare);
 	}
+	kv_pool_take_id(pool);
 	kv_extents_take(e, pool->gpu_mask, pool->first_extent, n, (uint32_t)pool->id);
 	pool->n_extents = n;
 	if (pool->slab_blocks)

@@ -263,6 +263,8 @@ struct kv_pool *kv_pool_find(struct kv_daemon *d, const char *name);
 int kv_pool_create(struct kv_daemon *d, const struct kv_msg_pool_open *msg, struct kv_pool **ret);
 /* kv_pool_differs() - 0, or -EEXIST with a text that lists what differs */
 int kv_pool_differs(const struct kv_pool *pool, const struct kv_msg_pool_open *msg);
+/* kv_pool_take_id() - when it is sure to get memory: an opening that is refused, or tried again, has none */
+void kv_pool_take_id(struct kv_pool *pool);
 /* kv_pool_clear_promises() - in its pages, those that are over and those of @slot; UINT32_MAX: of none */
 void kv_pool_clear_promises(struct kv_pool *pool, uint32_t slot);
 struct kv_pool *kv_pool_free(struct kv_pool *pool); /* without sessions; its extents get dirty */
@@ -402,7 +404,7 @@ bool kv_capacity_is_coming(const struct kv_session *session);
 void kv_reserve_fill(struct kv_daemon *d); /* with empty extents, then those of pools above their share */
 uint32_t kv_capacity_extents(const struct kv_pool *pool, uint64_t bytes);
 uint32_t kv_capacity_lacking(const struct kv_pool *pool, uint32_t n); /* in extents */
-/* A new pool's first extents. 0; -EAGAIN: being zeroed; -ENOMEM with text */
+/* A new pool's id and first extents. 0; -EAGAIN: being zeroed; -ENOMEM with text */
 int kv_capacity_claim(struct kv_pool *pool);
 int kv_capacity_begin(struct kv_pool *pool); /* its first blocks, once it has its pages */
 /* kv_capacity_adopt() - the extents that the map says are its, and their blocks. 0; negative */

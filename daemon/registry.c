@@ -243,12 +243,32 @@ static int pool_new(struct kv_daemon *d, const struct kv_msg_pool_open *msg, str
 	return 0;
 }
 
-/* Never twice, whatever becomes of this worker: extents and deposits go by it. */
-static uint64_t next_id(struct kv_daemon *d)
+/* What extents and deposits of a pool go by is the low half of its id: never twice at a time, and not 0. */
+static bool is_known(const struct kv_daemon *d, uint32_t low)
 {
+	bool known = !low;
+
+	for (const struct kv_link *l = d->pools.next; !known && l != &d->pools; l = l->next)
+		known = (uint32_t)kv_container_of(l, struct kv_pool, link)->id == low;
+	/* What is dirty still says whose it was, who may have it back as it is. */
+	for (uint32_t g = 0; g < d->n_gpus; g++) {
+		for (uint32_t i = 0; !known && i < d->extents.n[g]; i++)
+			known = d->extents.map[g][i].state != KV_EXTENT_CLEAN &&
+				d->extents.map[g][i].owner == low;
+	}
+	return known;
+}
+
+void kv_pool_take_id(struct kv_pool *pool)
+{
+	struct kv_daemon *d = pool->daemon;
+
+	while (is_known(d, (uint32_t)d->next_pool_id))
+		d->next_pool_id++;
+	/* Whatever becomes of this worker. */
 	if (d->journal)
 		kv_store_release(&d->journal->next_pool_id, d->next_pool_id + 1);
-	return d->next_pool_id++;
+	pool->id = d->next_pool_id++;
 }
 
 int kv_pool_create(struct kv_daemon *d, const struct kv_msg_pool_open *msg, struct kv_pool **ret)
@@ -261,7 +281,6 @@ int kv_pool_create(struct kv_daemon *d, const struct kv_msg_pool_open *msg, stru
 	r = check_capacity(pool);
 	if (r < 0)
 		return r;
-	pool->id = next_id(d);
 	r = kv_capacity_claim(pool);
 	if (r < 0)
 		return r;

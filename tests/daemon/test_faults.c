@@ -363,6 +363,58 @@ START_TEST(a_clock_that_jumps_ends_waits_and_nothing_else)
 }
 END_TEST
 
+/* ---- numbers of pools ---- */
+
+START_TEST(an_opening_that_is_refused_uses_up_no_number_of_a_pool)
+{
+	KV_OPTIONS(kv_pool_options, what, .name = "greedy", .min_bytes = INSIDE_ARENA);
+	struct kv_pool *pool;
+	uint64_t next;
+
+	memset(&fault, 0, sizeof(fault));
+	inside_start(false);
+	honest_begins();
+	what.layout = kv_pool_layout(honest_pool);
+	next = *inside_next_pool();
+	for (int i = 0; i < 10; i++)
+		expect(kv_pool_open(honest, &what, &pool) == -ENOMEM, "it was there");
+	ck_assert_uint_eq(*inside_next_pool(), next);
+	what.min_bytes = 0;
+	expect(!kv_pool_open(honest, &what, &pool), "%s", kv_error_text());
+	ck_assert_uint_eq(*inside_next_pool(), next + 1);
+	kv_pool_close(pool);
+	honest_ends();
+	inside_ended(INSIDE_ALL);
+	inside_stop();
+}
+END_TEST
+
+/* Extents name their pool by 32 bits. */
+START_TEST(numbers_of_pools_that_come_round_pass_over_those_in_use)
+{
+	struct kv_pool *pools[3];
+
+	memset(&fault, 0, sizeof(fault));
+	inside_start(false);
+	honest_begins();
+	*inside_next_pool() = UINT32_MAX;
+	for (int i = 0; i < 3; i++) {
+		char name[16];
+
+		snprintf(name, sizeof(name), "late-%d", i);
+		expect(!open_pool(honest, name, &pools[i]), "%s", kv_error_text());
+	}
+	/* Neither 0 nor 1, which is the first one's. */
+	ck_assert_uint_eq(*inside_next_pool(), UINT32_MAX + (uint64_t)5);
+	inside_check(NULL);
+	for (int i = 0; i < 3; i++)
+		kv_pool_close(pools[i]);
+	honest_ends();
+	inside_ended(INSIDE_ALL);
+	inside_stop();
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("daemon/faults");
@@ -375,6 +427,8 @@ int main(void)
 			    2 * sizeof(faults) / sizeof(faults[0]));
 	tcase_add_loop_test(tcase, interrupted_calls_are_made_again, 0, 6);
 	tcase_add_test(tcase, a_clock_that_jumps_ends_waits_and_nothing_else);
+	tcase_add_test(tcase, an_opening_that_is_refused_uses_up_no_number_of_a_pool);
+	tcase_add_test(tcase, numbers_of_pools_that_come_round_pass_over_those_in_use);
 	suite_add_tcase(s, tcase);
 	runner = srunner_create(s);
 	srunner_run_all(runner, CK_ENV);

@@ -247,6 +247,11 @@ void inside_ended(uint64_t id)
 	inside_step();
 }
 
+uint64_t *inside_next_pool(void)
+{
+	return &daemon_.next_pool_id;
+}
+
 void inside_step(void)
 {
 	/* While time stands still one turn serves all there is; nobody writes while this runs. */

@@ -51,6 +51,9 @@ extern enum inside_who inside_runs;
 /* inside_is_keeper() - is this the daemon's socket of its keeper? */
 bool inside_is_keeper(int fd);
 
+/* inside_next_pool() - the number of the next pool, to be looked at or changed */
+uint64_t *inside_next_pool(void);
+
 /* inside_step() - the daemon does what there is to do */
 void inside_step(void);
 
