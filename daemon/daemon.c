@@ -221,6 +221,8 @@ static int start_loop(struct kv_daemon *d)
 	if (!r)
 		r = kv_history_new(d, &d->history);
 	if (!r)
+		r = kv_promises_start(d);
+	if (!r)
 		r = kv_fair_start(d);
 	return r;
 }
@@ -366,6 +368,7 @@ void kv_daemon_stop(struct kv_daemon *d)
 	kv_timer_free(d->check_timer);
 	kv_timer_free(d->waiter_timer);
 	kv_timer_free(d->user_timer);
+	kv_timer_free(d->promise_timer);
 	d->history = kv_history_free(d->history);
 	kv_fair_end(d);
 	kv_signals_free(d->signals);

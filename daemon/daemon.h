@@ -101,6 +101,7 @@ struct kv_daemon {
 	struct kv_link speaking; /* kv_user::turn, of those with something to be served: fair.h */
 	struct kv_task *speaking_task;
 	struct kv_timer *user_timer; /* some may speak again */
+	struct kv_timer *promise_timer;
 	struct kv_history *history;  /* history.c */
 	struct kv_link queue; /* kv_session::waiter, by kv_session::want_tag_time: who is served next */
 	uint32_t n_peers, n_pools, n_sessions;
@@ -265,12 +266,15 @@ int kv_pool_create(struct kv_daemon *d, const struct kv_msg_pool_open *msg, stru
 int kv_pool_differs(const struct kv_pool *pool, const struct kv_msg_pool_open *msg);
 /* kv_pool_take_id() - when it is sure to get memory: an opening that is refused, or tried again, has none */
 void kv_pool_take_id(struct kv_pool *pool);
-/* kv_pool_clear_promises() - in its pages, those that are over and those of @slot; UINT32_MAX: of none */
-void kv_pool_clear_promises(struct kv_pool *pool, uint32_t slot);
 struct kv_pool *kv_pool_free(struct kv_pool *pool); /* without sessions; its extents get dirty */
 void kv_pool_unload(struct kv_pool *pool); /* this process forgets it; for others it goes on */
 /* kv_pool_adopt() - of a worker before this one, by its deposit. 0; -ENOENT: it doesn't count */
 int kv_pool_adopt(struct kv_daemon *d, struct kv_deposit *deposit, struct kv_pool **ret);
+
+/* promise.c */
+int kv_promises_start(struct kv_daemon *d); /* 0; -ENOMEM with text */
+/* kv_promises_clear() - in the pages of @pool, those that are over and those of @slot; UINT32_MAX: of none */
+void kv_promises_clear(struct kv_pool *pool, uint32_t slot);
 
 /* session.c */
 void kv_session_handle_open(struct kv_peer *peer, const struct kv_msg_pool_open *msg);

@@ -110,13 +110,11 @@ static void tick(void *arg)
 
 	kv_clock_update(d);
 	for (const struct kv_link *l = d->pools.next; l != &d->pools; l = l->next) {
-		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
+		const struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
 
 		if (h->n == N_SAMPLES)
 			thin_out(h);
 		h->samples[h->n++] = sample_of(pool, h->moment);
-		/* Not history, but due as often: some 10 us. */
-		kv_pool_clear_promises(pool, UINT32_MAX);
 	}
 	h->moment++;
 	kv_timer_set(h->timer, h->interval);

@@ -344,20 +344,6 @@ int kv_pool_differs(const struct kv_pool *pool, const struct kv_msg_pool_open *m
 	return text[0] ? kv_error(-EEXIST, "pool '%.40s' differs: %s", pool->name, text) : 0;
 }
 
-void kv_pool_clear_promises(struct kv_pool *pool, uint32_t slot)
-{
-	uint64_t *words = kv_shm_promises(pool->blocks, pool->head);
-	int64_t now = kv_now();
-
-	for (uint32_t i = 0; i < KV_PROMISES; i++) {
-		uint64_t word = kv_load_relaxed(&words[i]);
-
-		/* Who writes another one meanwhile keeps it. */
-		if (word && (kv_promise_slot(word) == slot || kv_promise_is_over(word, now)))
-			kv_compare_exchange(&words[i], &word, 0);
-	}
-}
-
 void kv_pool_unload(struct kv_pool *pool)
 {
 	if (!kv_link_is_alone(&pool->link)) {

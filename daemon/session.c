@@ -139,7 +139,7 @@ static int session_new(struct kv_peer *peer, struct kv_pool *pool, bool read_onl
 	if (r < 0)
 		return r;
 	/* Before it is live: what its predecessor promised nobody will keep. */
-	kv_pool_clear_promises(pool, slot);
+	kv_promises_clear(pool, slot);
 	s = session_alloc(peer, pool, slot);
 	if (!s) {
 		kv_user_take(peer->user, KV_USER_SESSIONS);
