@@ -10,8 +10,7 @@
 #include "include/internal/cleanup.h"
 #include "tools/kvctl.h"
 
-/* Beside kvctl, as installed or as built; else as the shell finds it. */
-static void find_kvbench(char path[PATH_MAX])
+void kv_ctl_find_kvbench(char path[PATH_MAX])
 {
 	static const char *const places[] = {"kvbench", "bench/kvbench"};
 	char own[PATH_MAX];
@@ -38,7 +37,7 @@ static int become_kvbench(struct kv_ctl *ctl, const char *socket, int argc, char
 
 	if (!args)
 		return kv_ctl_refuse(ctl, KV_EXIT_FAILED, "no memory");
-	find_kvbench(path);
+	kv_ctl_find_kvbench(path);
 	args[n++] = path;
 	if (socket) {
 		args[n++] = "--socket";

@@ -12,6 +12,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "include/internal/cleanup.h"
 #include "tools/kvctl.h"
@@ -212,6 +213,48 @@ static void offer_sessions(const struct line *l)
 	}
 }
 
+/*
+ * kvbench's benchmarks, each a line "  NAME ..." of its help with a line of words below it, or its options, lines
+ * "  ... --NAME ...". Without a kvbench there are none.
+ */
+static void offer_of_kvbench(const struct line *l)
+{
+	char path[PATH_MAX], command[PATH_MAX + 32], text[256], word[64] = "";
+	FILE *help;
+
+	kv_ctl_find_kvbench(path);
+	if (strchr(path, '\'') || access(path, X_OK))
+		return;
+	snprintf(command, sizeof(command), "'%s' --help 2> /dev/null", path);
+	help = popen(command, "re");
+	while (help && fgets(text, sizeof(text), help)) {
+		const char *option = strstr(text, "--");
+
+		text[strcspn(text, "\n")] = 0;
+		if (*l->last == '-' && option && text[0] == ' ') {
+			snprintf(word, sizeof(word), "%.*s", (int)strcspn(option, " "), option);
+			offer(l, word, "of kvbench");
+		} else if (*l->last != '-' && *word && !strncmp(text, "      ", 6)) {
+			offer(l, word, text + 6);
+			*word = 0;
+		} else {
+			*word = 0;
+			if (!strncmp(text, "  ", 2) && text[2] != ' ' && text[2] != '-')
+				snprintf(word, sizeof(word), "%.*s", (int)strcspn(text + 2, " "), text + 2);
+		}
+	}
+	if (help)
+		pclose(help);
+}
+
+static void offer_probes(const struct line *l)
+{
+	const char *about, *name;
+
+	for (size_t i = 0; (name = kv_doctor_probe(i, &about)); i++)
+		offer(l, name, about);
+}
+
 static void offer_names(const struct line *l, void (*offer_all)(const struct line *l))
 {
 	KV_OPTIONS(kv_connect_options, how, .name = "kvctl", .timeout = ASK_TIMEOUT);
@@ -232,6 +275,14 @@ static void offer_arguments(const struct line *l)
 	if (c->run == kv_cmd_completion) {
 		for (const struct shell *s = shells; s->name && !at; s++)
 			offer(l, s->name, s->help);
+		return;
+	}
+	if (c->run == kv_cmd_doctor) {
+		offer_probes(l);
+		return;
+	}
+	if (c->run == kv_cmd_bench && !at) {
+		offer_of_kvbench(l);
 		return;
 	}
 	if (!names && !ids) {
@@ -263,6 +314,8 @@ static int complete(struct kv_ctl *ctl, int n, char **words)
 	} else if (*l.last == '-') {
 		if (l.command)
 			offer_options(&l, l.command->own, "of this command");
+		if (l.command && l.command->run == kv_cmd_bench)
+			offer_of_kvbench(&l);
 		offer_options(&l, kv_ctl_options(), "of all commands");
 	} else if (!l.n_plain) {
 		offer_objects(&l);

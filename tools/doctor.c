@@ -54,6 +54,14 @@ static const struct kv_probe probes[] = {
 	 kv_probe_versions},
 };
 
+const char *kv_doctor_probe(size_t i, const char **ret_about)
+{
+	if (i >= ARRAY_SIZE(probes))
+		return NULL;
+	*ret_about = probes[i].about;
+	return probes[i].name;
+}
+
 static const char *const verdicts[] = {[KV_FINE] = "ok", [KV_WARN] = "warn", [KV_FAIL] = "fail"};
 
 static void help(struct kv_ctl *ctl)

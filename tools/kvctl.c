@@ -55,7 +55,7 @@ static const struct kv_command commands[] = {
 	 kv_cmd_plan, kv_plan_long_options},
 	{"check", NULL, "", "let the daemon prove its books; exit status 1 if they don't balance",
 	 kv_cmd_check},
-	{"doctor", NULL, "[PROBE...]", "what this machine lacks, and what to change; needs no daemon",
+	{"doctor", NULL, "[PROBE...]", "what this machine lacks, and what to change; needs no daemon; 'doctor help': its probes",
 	 kv_cmd_doctor},
 	{"restart-worker", NULL, "...", "another worker takes over: [--binary PATH], a newer program",
 	 kv_cmd_restart, kv_restart_options},
@@ -279,6 +279,10 @@ static void print_help(struct kv_ctl *ctl, const char *object)
 			continue;
 		usage_of(usage, sizeof(usage), c);
 		fprintf(ctl->emit.out, "  %-17s  %s\n", usage, c->help);
+		for (const struct option *o = object ? c->own : NULL; o && o->name; o++) {
+			if (strcmp(o->name, "json"))
+				fprintf(ctl->emit.out, "      --%s%s\n", o->name, o->has_arg ? " ..." : "");
+		}
 	}
 	fprintf(ctl->emit.out, "\n%s", options_help);
 }
@@ -470,9 +474,15 @@ static int run(struct kv_ctl *ctl, int argc, char **argv)
 	argv += optind;
 	object = argc > 0 ? argv[0] : NULL;
 
+	/* Help is help wherever it is asked for, also where a command takes all words. */
+	for (int i = 1; object && i < argc && strcmp(argv[i], "--"); i++) {
+		if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
+			letter = 'h';
+	}
+
 	/* Options may also stand behind the words, except where a command has its own. */
-	for (const struct kv_command *c = commands; object && c < commands + ARRAY_SIZE(commands);
-	     c++) {
+	for (const struct kv_command *c = commands;
+	     object && letter != 'h' && c < commands + ARRAY_SIZE(commands); c++) {
 		if (strcmp(object, c->object) || takes_all(c))
 			continue;
 		if (argc > 1 && takes_its_own(object, argv[1]))

@@ -10,6 +10,7 @@
 #define KV_TOOLS_KVCTL_H
 
 #include <getopt.h>
+#include <limits.h>
 #include <stdbool.h>
 
 #include <kvcached/stats.h>
@@ -88,6 +89,8 @@ extern const struct option kv_restart_options[];
 int kv_cmd_restart(struct kv_ctl *ctl, int argc, char **argv);
 
 /* cmd_bench.c */
+/* kv_ctl_find_kvbench() - beside kvctl, as installed or as built; else as the shell finds it */
+void kv_ctl_find_kvbench(char ret_path[PATH_MAX]);
 /* kv_ctl_kvbench() - run it in this process's place; returns only if that fails */
 int kv_ctl_kvbench(struct kv_ctl *ctl, int argc, char **argv);
 /* kv_ctl_kvbench_alone() - likewise, with a daemon of its own */
@@ -143,6 +146,8 @@ int kv_cmd_trace_record(struct kv_ctl *ctl, int argc, char **argv);
 int kv_cmd_trace_replay(struct kv_ctl *ctl, int argc, char **argv);
 
 /* doctor.c */
+/* kv_doctor_probe() - name of probe @i, and what it looks at; NULL: there are no more */
+const char *kv_doctor_probe(size_t i, const char **ret_about);
 int kv_cmd_doctor(struct kv_ctl *ctl, int argc, char **argv);
 
 /* cmd_check.c */
