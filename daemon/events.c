@@ -38,6 +38,7 @@ struct stream {
 	uint32_t n_sessions;
 	uint64_t sequence;
 	bool restart; /* all is to be told anew */
+	bool is_new;  /* its list was made in this turn, and nothing of it is told yet */
 	struct entry *list;
 	size_t at, n, room;
 	struct kv_pack pack;
@@ -152,6 +153,19 @@ static int list_all(struct stream *s)
 	return 0;
 }
 
+/* Of the same pool, and listed just now. */
+static int list_alike(struct stream *s, const struct stream *other)
+{
+	int r = make_room(s, other->n);
+
+	s->at = s->n = 0;
+	if (r < 0 || !other->n)
+		return r;
+	memcpy(s->list, other->list, other->n * sizeof(*s->list));
+	s->n = other->n;
+	return 0;
+}
+
 /* From the list's next on: blocks that follow one another, as one event. Return: entries used. */
 static size_t pack_run(struct stream *s, size_t most)
 {
@@ -190,21 +204,40 @@ static size_t pack_run(struct stream *s, size_t most)
 	return used;
 }
 
+/*
+ * Streams that begin anew: that all is gone is told, and all that is cached is listed; it is put in order once
+ * for all streams of a pool.
+ */
+static void begin_anew(struct kv_events *e)
+{
+	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next) {
+		struct stream *s = kv_container_of(l, struct stream, link), *other = NULL;
+
+		s->is_new = false;
+		if (!s->restart || !kv_event_sender_has_room(e->sender))
+			continue;
+		s->pack.n_events = 0;
+		s->pack.n = 0;
+		kv_pack_cleared(&s->pack);
+		if (!send_batch(e, s))
+			continue;
+		for (struct kv_link *k = e->streams.next; !other && k != l; k = k->next) {
+			other = kv_container_of(k, struct stream, link);
+			if (!other->is_new || other->pool != s->pool)
+				other = NULL;
+		}
+		s->is_new = !(other ? list_alike(s, other) : list_all(s));
+		s->restart = !s->is_new;
+	}
+}
+
 /* Return: whether there is more to tell. */
 static bool advance(struct kv_events *e, struct stream *s)
 {
 	size_t turn = BLOCKS_A_TURN;
 
-	if (!kv_event_sender_has_room(e->sender))
+	if (s->restart || !kv_event_sender_has_room(e->sender))
 		return true;
-	if (s->restart) {
-		s->pack.n_events = 0;
-		s->pack.n = 0;
-		kv_pack_cleared(&s->pack);
-		if (!send_batch(e, s) || list_all(s) < 0)
-			return true;
-		s->restart = false;
-	}
 	while (s->at < s->n && turn) {
 		size_t left = s->n - s->at, used = pack_run(s, left < turn ? left : turn);
 
@@ -226,6 +259,7 @@ static void work(void *arg)
 	struct kv_events *e = arg;
 	bool more = false;
 
+	begin_anew(e);
 	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next)
 		more |= advance(e, kv_container_of(l, struct stream, link));
 	if (!more)
