@@ -447,15 +447,25 @@ void kv_again_posted(struct kv_pool *pool, kv_block_id id)
 	pool->gives[id] = kv_ops_end(pool);
 }
 
+/*
+ * Has the daemon yet to do the op before number @end? It has done what stands before its tail. What isn't in the
+ * ring any more is done, however long ago that was: numbers come round.
+ */
+static bool is_undone(const struct kv_pool *pool, uint32_t end)
+{
+	uint32_t last = kv_ops_end(pool);
+
+	/* Pairs with the release in the daemon's drain. */
+	return last - end < last - kv_load_acquire(&pool->session->ops.tail);
+}
+
 bool kv_again_is_pending(struct kv_pool *pool, kv_block_id id)
 {
 	uint32_t r = pool->refs[id];
 
 	if (!(r & KV_REF_AGAIN))
 		return false;
-	/* Pairs with the release in the daemon's drain, as in kv_give_is_pending(). */
-	if (!(r & KV_REF_POSTED) ||
-	    (int32_t)(kv_load_acquire(&pool->session->ops.tail) - pool->gives[id]) < 0)
+	if (!(r & KV_REF_POSTED) || is_undone(pool, pool->gives[id]))
 		return true;
 	pool->refs[id] = r & ~(KV_REF_AGAIN | KV_REF_POSTED);
 	return false;
@@ -465,8 +475,7 @@ bool kv_give_is_pending(struct kv_pool *pool, kv_block_id id)
 {
 	if (!(pool->refs[id] & KV_REF_GIVEN))
 		return false;
-	/* Pairs with the release in the daemon's drain: it has done what stands before its tail. */
-	if ((int32_t)(kv_load_acquire(&pool->session->ops.tail) - pool->gives[id]) < 0)
+	if (is_undone(pool, pool->gives[id]))
 		return true;
 	pool->refs[id] = 0;
 	return false;

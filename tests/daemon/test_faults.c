@@ -363,6 +363,46 @@ START_TEST(a_clock_that_jumps_ends_waits_and_nothing_else)
 }
 END_TEST
 
+/* ---- numbers of ops come round ---- */
+
+/* A block was given back before the daemon had said what became of it; then came @n_ops others. */
+static size_t hit_after(uint32_t n_ops)
+{
+	int32_t tokens[2 * BLOCK_TOKENS] = {(int32_t)n_ops};
+	struct kv_seq *seq;
+	size_t hit = 0;
+	kv_block_id id;
+
+	expect(!kv_seq_new(honest_pool, &seq) && !kv_seq_reserve(seq, BLOCK_TOKENS + 1, KV_SEC) &&
+		       !kv_seq_append(seq, tokens, BLOCK_TOKENS + 1) && !kv_seq_publish(seq, NULL),
+	       "%s", kv_error_text());
+	id = seq->table[0];
+	kv_seq_free(seq, NULL);
+	expect(honest_pool->refs[id] & KV_REF_GIVEN, "block %d isn't given", id);
+	expect(!kv_ping(honest, 0), "%s", kv_error_text());
+	honest_pool->gives[id] -= n_ops;
+	expect(!kv_seq_new(honest_pool, &seq) && !kv_seq_lookup(seq, tokens, BLOCK_TOKENS + 1, &hit), "%s",
+	       kv_error_text());
+	kv_seq_free(seq, NULL);
+	return hit;
+}
+
+START_TEST(a_block_given_back_2_to_31_ops_ago_is_found)
+{
+	static const uint32_t n_ops[] = {0, 1, 5000, INT32_MAX, (uint32_t)1 << 31, ((uint32_t)1 << 31) + 1,
+					 UINT32_MAX - 5000};
+
+	memset(&fault, 0, sizeof(fault));
+	inside_start(false);
+	honest_begins();
+	for (size_t i = 0; i < sizeof(n_ops) / sizeof(n_ops[0]); i++)
+		expect(hit_after(n_ops[i]) == BLOCK_TOKENS, "after %u ops it isn't found", n_ops[i]);
+	honest_ends();
+	inside_ended(INSIDE_ALL);
+	inside_stop();
+}
+END_TEST
+
 /* ---- numbers of pools ---- */
 
 START_TEST(an_opening_that_is_refused_uses_up_no_number_of_a_pool)
@@ -427,6 +467,7 @@ int main(void)
 			    2 * sizeof(faults) / sizeof(faults[0]));
 	tcase_add_loop_test(tcase, interrupted_calls_are_made_again, 0, 6);
 	tcase_add_test(tcase, a_clock_that_jumps_ends_waits_and_nothing_else);
+	tcase_add_test(tcase, a_block_given_back_2_to_31_ops_ago_is_found);
 	tcase_add_test(tcase, an_opening_that_is_refused_uses_up_no_number_of_a_pool);
 	tcase_add_test(tcase, numbers_of_pools_that_come_round_pass_over_those_in_use);
 	suite_add_tcase(s, tcase);
