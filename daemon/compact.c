@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "daemon/daemon.h"
+#include "daemon/events.h"
 #include "daemon/log.h"
 #include "daemon/mover.h"
 #include "include/internal/error.h"
@@ -247,10 +248,16 @@ static void end(struct kv_compaction *c, struct batch *batch)
 {
 	struct kv_pool *pool = c->pool;
 	uint32_t n = pool ? kv_books_move_end(&pool->books, batch->moves, batch->n, !batch->failed) : 0;
+	uint32_t n_made = 0;
 
+	for (uint32_t i = 0; n && i < batch->n; i++) {
+		if (pool->books.books[batch->moves[i].to].state == KV_BLOCK_CACHED)
+			batch->moves[n_made++] = batch->moves[i];
+	}
 	batch->n = 0;
 	if (!pool)
 		return;
+	kv_events_moved(pool->daemon->events, pool, batch->moves, n_made);
 	pool->compacted_bytes += n * pool->block_bytes;
 	if (!n && pool->compact_extents) {
 		kv_log(KV_LOG_INFO, "pool '%s': compaction ends, nothing moves any more", pool->name);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams of events. What is stored goes through a stream's list, [at, n) of which has still to be
- * told: (serial, id) in order of serials, in which parents stand before their children. A block that
- * isn't what the list says any more when its turn comes has been evicted meanwhile, and is left out.
+ * Who is told of what, and when. A feed is what has a topic and counts its messages; its streams
+ * are the pools in which an engine, or a rank of it, has sessions. AllBlocksCleared is of all that
+ * a rank has: so a feed begins anew as a whole.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -13,41 +13,37 @@
 
 #include "daemon/daemon.h"
 #include "daemon/events.h"
-#include "daemon/events_pack.h"
+#include "daemon/events_stream.h"
 #include "daemon/log.h"
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
 
 #define BLOCKS_A_TURN 256 /* of a stream in one iteration of the loop */
-#define RUN_MAX 64	  /* blocks of one event */
-#define ROOM_PAUSE (5 * KV_MSEC)
+#define ROOM_PAUSE    (5 * KV_MSEC)
 #define WELCOME_PAUSE KV_SEC
-#define TOPIC_BYTES (2 * KV_NAME_MAX + 8)
+#define TOPIC_BYTES   (2 * KV_NAME_MAX + 8)
 
-struct entry {
-	uint64_t serial;
-	int32_t id;
+struct feed {
+	struct kv_link link; /* kv_events::feeds */
+	char topic[TOPIC_BYTES];
+	uint64_t sequence;
+	uint32_t n_streams;
+	bool restart; /* all is to be told anew */
 };
 
 struct stream {
 	struct kv_link link; /* kv_events::streams */
-	struct kv_pool *pool;
+	struct feed *feed;
 	char name[KV_NAME_MAX]; /* of the clients */
-	char topic[TOPIC_BYTES];
 	int64_t rank;
 	uint32_t n_sessions;
-	uint64_t sequence;
-	bool restart; /* all is to be told anew */
-	bool is_new;  /* its list was made in this turn, and nothing of it is told yet */
-	struct entry *list;
-	size_t at, n, room;
-	struct kv_pack pack;
+	bool is_new; /* its list was made in this turn, and nothing of it is told yet */
+	struct kv_event_stream blocks;
 };
 
 /* Where the sequence of an engine that has gone goes on if it comes back. */
 struct past {
 	char topic[TOPIC_BYTES];
-	int64_t rank;
 	uint64_t sequence;
 };
 
@@ -63,10 +59,15 @@ struct kv_events {
 	struct kv_watch *watch; /* somebody has subscribed */
 	struct kv_timer *welcome_timer;
 	int64_t welcomed_ns; /* when all was told for that last */
-	struct kv_link streams;
+	struct kv_link feeds, streams;
 	bool legacy;
 	uint64_t n_batches, n_restarts;
 };
+
+static struct stream *stream_at(struct kv_link *link)
+{
+	return kv_container_of(link, struct stream, link);
+}
 
 static double wall_clock(void)
 {
@@ -76,182 +77,125 @@ static double wall_clock(void)
 	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static const char *medium_of(const struct kv_pool *pool)
-{
-	return pool->daemon->config.host ? "CPU" : "GPU";
-}
-
-static const char *kind_of(const struct kv_pool *pool)
-{
-	for (uint32_t i = 0; i < pool->layout.n_components; i++) {
-		if (pool->layout.components[i].role != KV_ROLE_STATE)
-			return "full_attention";
-	}
-	return "mamba";
-}
-
 /* Hands what is packed to the sender. False: the queue is full, or no memory; it is lost. */
-static bool send_batch(struct kv_events *e, struct stream *s)
+static bool send_batch(struct kv_events *e, struct feed *feed, struct kv_pack *pack, int64_t rank)
 {
 	size_t n;
-	void *payload = kv_pack_take(&s->pack, wall_clock(), s->rank, &n);
+	void *payload = kv_pack_take(pack, wall_clock(), rank, &n);
 
 	if (!payload)
 		return false;
-	if (!kv_event_sender_push(e->sender, s->topic, s->sequence, payload, n)) {
+	if (!kv_event_sender_push(e->sender, feed->topic, feed->sequence, payload, n)) {
 		free(payload);
 		return false;
 	}
-	s->sequence++;
+	feed->sequence++;
 	e->n_batches++;
 	return true;
 }
 
-static int compare(const void *a, const void *b)
+static void restart(struct kv_events *e, struct feed *feed)
 {
-	const struct entry *x = a, *y = b;
-
-	return (x->serial > y->serial) - (x->serial < y->serial);
+	if (!feed->restart)
+		e->n_restarts++;
+	feed->restart = true;
 }
 
-static int make_room(struct stream *s, size_t n)
+/* What the stream has packed. If it can't be sent the feed starts anew. */
+static bool send_stream(struct kv_events *e, struct stream *s)
 {
-	size_t room = s->room ? s->room : 64;
-	void *list;
-
-	if (n <= s->room)
-		return 0;
-	while (room < n)
-		room *= 2;
-	list = realloc(s->list, room * sizeof(*s->list));
-	if (!list)
-		return -ENOMEM;
-	s->list = list;
-	s->room = room;
-	return 0;
-}
-
-static bool is_reachable(const struct kv_books *b, int32_t id)
-{
-	return b->books[id].state == KV_BLOCK_CACHED && !b->books[id].stale;
-}
-
-/* The stream's list becomes all that is cached. */
-static int list_all(struct stream *s)
-{
-	const struct kv_books *b = &s->pool->books;
-	int r = make_room(s, b->n_cached);
-
-	s->at = s->n = 0;
-	if (r < 0)
-		return r;
-	for (uint32_t id = 0; id < b->head->id_limit && s->n < s->room; id++) {
-		if (is_reachable(b, (int32_t)id))
-			s->list[s->n++] = (struct entry){ b->books[id].serial, (int32_t)id };
+	if (!s->blocks.pack.n_events)
+		return true;
+	if (!send_batch(e, s->feed, &s->blocks.pack, s->rank)) {
+		restart(e, s->feed);
+		return false;
 	}
-	qsort(s->list, s->n, sizeof(*s->list), compare);
-	return 0;
+	kv_event_stream_sent(&s->blocks);
+	return true;
 }
 
-/* Of the same pool, and listed just now. */
-static int list_alike(struct stream *s, const struct stream *other)
+/* All that a rank was told of is no more, and AllBlocksCleared. False: it couldn't be sent. */
+static bool clear_rank(struct kv_events *e, struct feed *feed, int64_t rank)
 {
-	int r = make_room(s, other->n);
+	struct kv_pack pack = {.legacy = e->legacy};
 
-	s->at = s->n = 0;
-	if (r < 0 || !other->n)
-		return r;
-	memcpy(s->list, other->list, other->n * sizeof(*s->list));
-	s->n = other->n;
-	return 0;
-}
+	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next) {
+		struct stream *s = stream_at(l);
 
-/* From the list's next on: blocks that follow one another, as one event. Return: entries used. */
-static size_t pack_run(struct stream *s, size_t most)
-{
-	const struct kv_books *b = &s->pool->books;
-	uint64_t hashes[RUN_MAX], extras[RUN_MAX], before = 0;
-	const int32_t *tokens[RUN_MAX];
-	struct kv_stored event = { .block_tokens = s->pool->layout.block_tokens,
-				   .hashes = hashes,
-				   .tokens = tokens,
-				   .extras = extras,
-				   .medium = medium_of(s->pool),
-				   .kind = kind_of(s->pool) };
-	size_t used = 0;
-
-	for (; used < most && event.n_blocks < RUN_MAX; used++) {
-		const struct entry *entry = &s->list[s->at + used];
-		const struct kv_book *book = &b->books[entry->id];
-		uint32_t i = event.n_blocks;
-
-		if (!is_reachable(b, entry->id) || book->serial != entry->serial)
-			continue;
-		if (i && (book->parent < 0 || b->books[book->parent].serial != before))
-			break;
-		if (!i && book->parent >= 0) {
-			event.has_parent = true;
-			event.parent = b->books[book->parent].key.lo;
-		}
-		hashes[i] = book->key.lo;
-		extras[i] = book->parent_serial & KV_SERIAL_ROW ? book->key.hi : 0;
-		tokens[i] = kv_shm_tokens(s->pool->blocks, s->pool->head, entry->id);
-		before = book->serial;
-		event.n_blocks++;
+		if (s->feed == feed && s->rank == rank)
+			kv_event_stream_take_back(&s->blocks, &pack);
 	}
-	if (event.n_blocks)
-		kv_pack_stored(&s->pack, &event);
-	return used;
+	kv_pack_cleared(&pack);
+	if (!send_batch(e, feed, &pack, rank))
+		return false;
+	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next) {
+		struct stream *s = stream_at(l);
+
+		if (s->feed == feed && s->rank == rank)
+			kv_event_stream_sent(&s->blocks);
+	}
+	return true;
 }
 
-/*
- * Streams that begin anew: that all is gone is told, and all that is cached is listed; it is put in order once
- * for all streams of a pool.
- */
+/* All that a feed has told is no more. False: it couldn't be sent, and is tried again. */
+static bool clear_feed(struct kv_events *e, struct feed *feed)
+{
+	/* What is packed says nothing any more; what it said is gone stands in the streams, too. */
+	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next) {
+		if (stream_at(l)->feed == feed)
+			kv_pack_drop(&stream_at(l)->blocks.pack);
+	}
+	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next) {
+		struct stream *s = stream_at(l);
+		bool is_first = true;
+
+		for (struct kv_link *k = e->streams.next; k != l; k = k->next)
+			is_first &= stream_at(k)->feed != s->feed || stream_at(k)->rank != s->rank;
+		if (s->feed == feed && is_first && !clear_rank(e, feed, s->rank))
+			return false;
+	}
+	return true;
+}
+
+/* All that is cached is to be told. It is put in order once for all streams of a pool that begin in
+ * a turn. */
+static bool list_all(struct kv_events *e, struct stream *s)
+{
+	const struct stream *other = NULL;
+
+	for (struct kv_link *l = e->streams.next; !other && l != &e->streams; l = l->next) {
+		if (stream_at(l)->is_new && stream_at(l)->blocks.pool == s->blocks.pool)
+			other = stream_at(l);
+	}
+	s->is_new = !(other ? kv_event_stream_stored_alike(&s->blocks, &other->blocks)
+			    : kv_event_stream_stored_all(&s->blocks));
+	return s->is_new;
+}
+
 static void begin_anew(struct kv_events *e)
 {
-	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next) {
-		struct stream *s = kv_container_of(l, struct stream, link), *other = NULL;
+	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next)
+		stream_at(l)->is_new = false;
+	for (struct kv_link *k = e->feeds.next; k != &e->feeds; k = k->next) {
+		struct feed *feed = kv_container_of(k, struct feed, link);
 
-		s->is_new = false;
-		if (!s->restart || !kv_event_sender_has_room(e->sender))
+		if (!feed->restart || !kv_event_sender_has_room(e->sender) || !clear_feed(e, feed))
 			continue;
-		s->pack.n_events = 0;
-		s->pack.n = 0;
-		kv_pack_cleared(&s->pack);
-		if (!send_batch(e, s))
-			continue;
-		for (struct kv_link *k = e->streams.next; !other && k != l; k = k->next) {
-			other = kv_container_of(k, struct stream, link);
-			if (!other->is_new || other->pool != s->pool)
-				other = NULL;
-		}
-		s->is_new = !(other ? list_alike(s, other) : list_all(s));
-		s->restart = !s->is_new;
+		feed->restart = false;
+		for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next)
+			feed->restart |= stream_at(l)->feed == feed && !list_all(e, stream_at(l));
 	}
 }
 
 /* Return: whether there is more to tell. */
 static bool advance(struct kv_events *e, struct stream *s)
 {
-	size_t turn = BLOCKS_A_TURN;
+	bool more;
 
-	if (s->restart || !kv_event_sender_has_room(e->sender))
+	if (s->feed->restart || !kv_event_sender_has_room(e->sender))
 		return true;
-	while (s->at < s->n && turn) {
-		size_t left = s->n - s->at, used = pack_run(s, left < turn ? left : turn);
-
-		s->at += used;
-		turn -= used < turn ? used : turn;
-	}
-	if (s->pack.n_events && !send_batch(e, s)) {
-		s->restart = true;
-		e->n_restarts++;
-		return true;
-	}
-	if (s->at == s->n)
-		s->at = s->n = 0;
-	return s->n;
+	more = kv_event_stream_pack(&s->blocks, BLOCKS_A_TURN);
+	return !send_stream(e, s) || more;
 }
 
 static void work(void *arg)
@@ -261,7 +205,7 @@ static void work(void *arg)
 
 	begin_anew(e);
 	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next)
-		more |= advance(e, kv_container_of(l, struct stream, link));
+		more |= advance(e, stream_at(l));
 	if (!more)
 		return;
 	if (kv_event_sender_has_room(e->sender))
@@ -274,15 +218,32 @@ static void removed(void *arg, int32_t id)
 {
 	struct kv_pool *pool = arg;
 	struct kv_events *e = pool->daemon->events;
-	const struct kv_book *book = &pool->books.books[id];
 
 	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next) {
-		struct stream *s = kv_container_of(l, struct stream, link);
+		struct stream *s = stream_at(l);
 
-		if (s->pool != pool || s->restart)
-			continue;
-		kv_pack_removed(&s->pack, book->key.lo, medium_of(pool));
-		kv_task_queue(e->task);
+		if (s->blocks.pool == pool &&
+		    kv_event_stream_left(&s->blocks, id, s->feed->restart))
+			kv_task_queue(e->task);
+	}
+}
+
+static int compare_moves(const void *a, const void *b)
+{
+	const struct kv_books_move *x = a, *y = b;
+
+	return (x->from > y->from) - (x->from < y->from);
+}
+
+void kv_events_moved(struct kv_events *e, struct kv_pool *pool, struct kv_books_move *moves,
+		     uint32_t n)
+{
+	if (!e || !n)
+		return;
+	qsort(moves, n, sizeof(*moves), compare_moves);
+	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next) {
+		if (stream_at(l)->blocks.pool == pool)
+			kv_event_stream_moved(&stream_at(l)->blocks, moves, n);
 	}
 }
 
@@ -291,17 +252,12 @@ void kv_events_published(struct kv_events *e, struct kv_pool *pool, int32_t id)
 	if (!e)
 		return;
 	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next) {
-		struct stream *s = kv_container_of(l, struct stream, link);
+		struct stream *s = stream_at(l);
 
-		if (s->pool != pool || s->restart)
+		if (s->blocks.pool != pool || s->feed->restart)
 			continue;
-		/* Nobody takes it: starting anew is shorter than a list of what came and went. */
-		if (s->n > 2 * (size_t)pool->books.n_total + 64 || make_room(s, s->n + 1) < 0) {
-			s->restart = true;
-			e->n_restarts++;
-		} else {
-			s->list[s->n++] = (struct entry){ pool->books.books[id].serial, id };
-		}
+		if (kv_event_stream_stored(&s->blocks, id) < 0)
+			restart(e, s->feed);
 		kv_task_queue(e->task);
 	}
 }
@@ -311,12 +267,10 @@ void kv_events_before_grant(struct kv_events *e, struct kv_pool *pool)
 	if (!e)
 		return;
 	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next) {
-		struct stream *s = kv_container_of(l, struct stream, link);
+		struct stream *s = stream_at(l);
 
-		if (s->pool == pool && s->pack.n_events && !s->restart && !send_batch(e, s)) {
-			s->restart = true;
-			e->n_restarts++;
-		}
+		if (s->blocks.pool == pool && !s->feed->restart)
+			send_stream(e, s);
 	}
 }
 
@@ -325,10 +279,8 @@ void kv_events_restart(struct kv_events *e, struct kv_pool *pool)
 	if (!e)
 		return;
 	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next) {
-		struct stream *s = kv_container_of(l, struct stream, link);
-
-		if (s->pool == pool)
-			s->restart = true;
+		if (stream_at(l)->blocks.pool == pool)
+			stream_at(l)->feed->restart = true;
 	}
 	kv_task_queue(e->task);
 }
@@ -339,7 +291,7 @@ static void welcome(void *arg)
 
 	e->welcomed_ns = kv_loop_now(e->daemon->loop);
 	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next)
-		kv_container_of(l, struct stream, link)->restart = true;
+		stream_at(l)->feed->restart = true;
 	kv_task_queue(e->task);
 }
 
@@ -354,55 +306,140 @@ static void subscribed(uint32_t events, void *arg)
 		kv_timer_set(e->welcome_timer, wait > 0 ? wait : 0);
 }
 
+/* ---- feeds ---- */
+
 /* "engine/3" is rank 3 of "engine". */
-static void set_topic(struct stream *s)
+static int64_t topic_of(const char *name, const struct kv_pool *pool, char topic[TOPIC_BYTES])
 {
-	const char *slash = strrchr(s->name, '/');
+	const char *slash = strrchr(name, '/');
+	size_t n = strlen(name);
 	char *end = NULL;
-	size_t n = strlen(s->name);
+	int64_t rank = 0;
 
 	if (slash && slash[1] >= '0' && slash[1] <= '9') {
-		s->rank = strtol(slash + 1, &end, 10);
+		rank = strtol(slash + 1, &end, 10);
 		if (!*end)
-			n = (size_t)(slash - s->name);
+			n = (size_t)(slash - name);
 		else
-			s->rank = 0;
+			rank = 0;
 	}
-	snprintf(s->topic, sizeof(s->topic), "kv@%.*s@%s", (int)n, s->name,
-		 *s->pool->model ? s->pool->model : s->pool->name);
+	snprintf(topic, TOPIC_BYTES, "kv@%.*s@%s", (int)n, name,
+		 *pool->model ? pool->model : pool->name);
+	return rank;
 }
 
-static void keep_sequence(struct kv_events *e, const struct stream *s)
+static void keep_sequence(struct kv_events *e, const struct feed *feed)
 {
 	struct past *past = &e->pasts[e->n_pasts++ % PASTS];
 
-	strcpy(past->topic, s->topic);
-	past->rank = s->rank;
-	past->sequence = s->sequence;
+	strcpy(past->topic, feed->topic);
+	past->sequence = feed->sequence;
 }
 
-static void find_sequence(struct kv_events *e, struct stream *s)
+static void find_sequence(struct kv_events *e, struct feed *feed)
 {
 	for (uint32_t i = 0; i < PASTS; i++) {
 		struct past *past = &e->pasts[i];
 
-		if (past->rank != s->rank || strcmp(past->topic, s->topic))
+		if (strcmp(past->topic, feed->topic))
 			continue;
-		s->sequence = past->sequence;
+		feed->sequence = past->sequence;
 		past->topic[0] = 0;
 		return;
 	}
 }
 
+static struct feed *feed_of(struct kv_events *e, const char *topic)
+{
+	struct feed *feed;
+
+	for (struct kv_link *l = e->feeds.next; l != &e->feeds; l = l->next) {
+		feed = kv_container_of(l, struct feed, link);
+		if (!strcmp(feed->topic, topic))
+			return feed;
+	}
+	feed = calloc(1, sizeof(*feed));
+	if (!feed)
+		return NULL;
+	strcpy(feed->topic, topic);
+	feed->restart = true;
+	find_sequence(e, feed);
+	kv_link_init(&feed->link);
+	kv_list_append(&e->feeds, &feed->link);
+	return feed;
+}
+
+static void feed_unref(struct kv_events *e, struct feed *feed)
+{
+	if (feed->n_streams)
+		return;
+	keep_sequence(e, feed);
+	kv_link_unlink(&feed->link);
+	free(feed);
+}
+
+/* ---- streams ---- */
+
 static struct stream *stream_of(struct kv_events *e, const struct kv_session *session)
 {
 	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next) {
-		struct stream *s = kv_container_of(l, struct stream, link);
+		struct stream *s = stream_at(l);
 
-		if (s->pool == session->pool && !strcmp(s->name, session->peer->name))
+		if (s->blocks.pool == session->pool && !strcmp(s->name, session->peer->name))
 			return s;
 	}
 	return NULL;
+}
+
+/* The least number that no other pool of the rank has. */
+static uint32_t free_group(struct kv_events *e, const struct feed *feed, int64_t rank)
+{
+	uint32_t group = 0;
+
+	for (struct kv_link *l = e->streams.next; l != &e->streams;) {
+		struct stream *s = stream_at(l);
+
+		l = l->next;
+		if (s->feed == feed && s->rank == rank && s->blocks.group == group) {
+			group++;
+			l = e->streams.next;
+		}
+	}
+	return group;
+}
+
+static bool has_rank(struct kv_events *e, const struct feed *feed, int64_t rank)
+{
+	for (struct kv_link *l = e->streams.next; l != &e->streams; l = l->next) {
+		if (stream_at(l)->feed == feed && stream_at(l)->rank == rank)
+			return true;
+	}
+	return false;
+}
+
+static struct stream *stream_new(struct kv_events *e, struct kv_session *session)
+{
+	kv_cleanup(kv_freep) struct stream *s = calloc(1, sizeof(*s));
+	char topic[TOPIC_BYTES];
+
+	if (!s)
+		return NULL;
+	s->rank = topic_of(session->peer->name, session->pool, topic);
+	s->feed = feed_of(e, topic);
+	if (!s->feed)
+		return NULL;
+	if (kv_event_stream_init(&s->blocks, session->pool, free_group(e, s->feed, s->rank),
+				 e->legacy) < 0 ||
+	    kv_event_stream_stored_all(&s->blocks) < 0) {
+		kv_event_stream_deinit(&s->blocks);
+		feed_unref(e, s->feed);
+		return NULL;
+	}
+	s->feed->n_streams++;
+	strcpy(s->name, session->peer->name);
+	kv_link_init(&s->link);
+	kv_list_append(&e->streams, &s->link);
+	return kv_steal(s);
 }
 
 void kv_events_attached(struct kv_events *e, struct kv_session *session)
@@ -413,19 +450,11 @@ void kv_events_attached(struct kv_events *e, struct kv_session *session)
 		return;
 	s = stream_of(e, session);
 	if (!s) {
-		s = calloc(1, sizeof(*s));
+		s = stream_new(e, session);
 		if (!s) {
 			kv_log(KV_LOG_WARN, "events: no memory for '%s'", session->peer->name);
 			return;
 		}
-		s->pool = session->pool;
-		s->restart = true;
-		s->pack.legacy = e->legacy;
-		strcpy(s->name, session->peer->name);
-		set_topic(s);
-		find_sequence(e, s);
-		kv_link_init(&s->link);
-		kv_list_append(&e->streams, &s->link);
 		session->pool->books.left = removed;
 		session->pool->books.left_arg = session->pool;
 		kv_task_queue(e->task);
@@ -435,15 +464,17 @@ void kv_events_attached(struct kv_events *e, struct kv_session *session)
 
 static void stream_free(struct kv_events *e, struct stream *s)
 {
-	size_t n;
+	struct feed *feed = s->feed;
 
-	kv_pack_cleared(&s->pack);
-	if (!send_batch(e, s))
-		kv_log(KV_LOG_WARN, "events: the end of '%s' could not be told", s->topic);
-	keep_sequence(e, s);
+	kv_event_stream_take_back(&s->blocks, &s->blocks.pack);
 	kv_link_unlink(&s->link);
-	free(kv_pack_take(&s->pack, 0, 0, &n));
-	free(s->list);
+	if (!has_rank(e, feed, s->rank))
+		kv_pack_cleared(&s->blocks.pack);
+	if (s->blocks.pack.n_events && !send_batch(e, feed, &s->blocks.pack, s->rank))
+		kv_log(KV_LOG_WARN, "events: the end of '%s' could not be told", feed->topic);
+	feed->n_streams--;
+	feed_unref(e, feed);
+	kv_event_stream_deinit(&s->blocks);
 	free(s);
 }
 
@@ -484,7 +515,8 @@ static int parse(char *words, struct kv_events *e, const char **endpoint, const 
 	char *word = strtok(words, ",");
 
 	if (!word || !strstr(word, "://"))
-		return kv_error(-EINVAL, "--events: '%s' given; an endpoint like tcp://*:5557 is needed",
+		return kv_error(-EINVAL,
+				"--events: '%s' given; an endpoint like tcp://*:5557 is needed",
 				word ? word : "");
 	*endpoint = word;
 	while ((word = strtok(NULL, ","))) {
@@ -493,8 +525,10 @@ static int parse(char *words, struct kv_events *e, const char **endpoint, const 
 		else if (!strcmp(word, "encoding=legacy"))
 			e->legacy = true;
 		else if (strcmp(word, "encoding=current"))
-			return kv_error(-EINVAL, "--events: '%s' given; replay=ENDPOINT, encoding=current "
-					"and encoding=legacy are known", word);
+			return kv_error(-EINVAL,
+					"--events: '%s' given; replay=ENDPOINT, encoding=current "
+					"and encoding=legacy are known",
+					word);
 	}
 	return 0;
 }
@@ -511,6 +545,7 @@ int kv_events_start(struct kv_daemon *d, const char *text, struct kv_events **re
 		return r;
 	}
 	e->daemon = d;
+	kv_link_init(&e->feeds);
 	kv_link_init(&e->streams);
 	r = parse(words, e, &endpoint, &replay);
 	if (!r)
@@ -540,7 +575,7 @@ struct kv_events *kv_events_stop(struct kv_events *e)
 	if (!e)
 		return NULL;
 	while (!kv_link_is_alone(&e->streams))
-		stream_free(e, kv_container_of(e->streams.next, struct stream, link));
+		stream_free(e, stream_at(e->streams.next));
 	kv_task_free(e->task);
 	kv_timer_free(e->timer);
 	kv_timer_free(e->welcome_timer);

@@ -3,13 +3,15 @@
  * KV events for routers: which blocks each engine can find in the cache, told over ZMQ in the messages
  * that vLLM's consumers read.
  *
- *   stream   what one engine can reach: the sessions of one client name in one pool. Its topic is
- *            kv@NAME@MODEL; a name that ends with /N has data-parallel rank N (and no /N in the topic).
- *   message  topic | sequence, 8 bytes big-endian, from 0 in each stream | MessagePack payload
+ *   feed     kv@NAME@MODEL, the topic: what one engine can reach. A client name that ends with /N is
+ *            data-parallel rank N of it (and no /N is in the topic).
+ *   stream   of a feed: the sessions of one client name in one pool, which is a group of the rank
+ *   message  topic | sequence, 8 bytes big-endian, from 0 in each feed | MessagePack payload
  *
- * A stream begins with AllBlocksCleared and a BlockStored for all that is cached, parents before
+ * A rank begins with AllBlocksCleared and a BlockStored for all that is cached, parents before
  * children; then a block is stored when its publishing is done, and removed before it can be granted
- * to anyone. It ends with AllBlocksCleared when the engine's last session does.
+ * to anyone. It ends with AllBlocksCleared when its last session does. What was stored before an
+ * AllBlocksCleared is removed by name in the same message: some consumers pass over AllBlocksCleared.
  *
  * Who subscribes late is told as well: a new subscription makes all streams begin anew, once a second at
  * most.
@@ -27,6 +29,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct kv_books_move;
 struct kv_daemon;
 struct kv_events;
 struct kv_pool;
@@ -44,6 +47,8 @@ struct kv_events *kv_events_stop(struct kv_events *events); /* NULL is allowed; 
 void kv_events_attached(struct kv_events *events, struct kv_session *session);
 void kv_events_detached(struct kv_events *events, struct kv_session *session);
 void kv_events_published(struct kv_events *events, struct kv_pool *pool, int32_t id);
+/* kv_events_moved() - @moves were made, and are put in another order here */
+void kv_events_moved(struct kv_events *events, struct kv_pool *pool, struct kv_books_move *moves, uint32_t n);
 /* kv_events_before_grant() - removals are in the queue before a block can be used again */
 void kv_events_before_grant(struct kv_events *events, struct kv_pool *pool);
 void kv_events_restart(struct kv_events *events, struct kv_pool *pool); /* all of it, anew */

@@ -173,28 +173,36 @@ void kv_pack_stored(struct kv_pack *p, const struct kv_stored *e)
 	field(p, "extra_keys");
 	put_extras(p, e);
 	field(p, "group_idx");
-	put_uint(p, 0);
+	put_uint(p, e->group);
 	field(p, "kv_cache_spec_kind");
 	put_text(p, e->kind);
 	field(p, "kv_cache_spec_sliding_window");
 	put_nil(p);
 }
 
-void kv_pack_removed(struct kv_pack *p, uint64_t hash, const char *medium)
+void kv_pack_removed(struct kv_pack *p, const uint64_t *hashes, uint32_t n, const char *medium,
+		     uint32_t group)
 {
 	begin(p, "BlockRemoved", 3);
 	field(p, "block_hashes");
-	put_array(p, 1);
-	put_uint(p, hash);
+	put_array(p, n);
+	for (uint32_t i = 0; i < n; i++)
+		put_uint(p, hashes[i]);
 	field(p, "medium");
 	put_text(p, medium);
 	field(p, "group_idx");
-	put_uint(p, 0);
+	put_uint(p, group);
 }
 
 void kv_pack_cleared(struct kv_pack *p)
 {
 	begin(p, "AllBlocksCleared", 0);
+}
+
+void kv_pack_drop(struct kv_pack *p)
+{
+	free(p->bytes);
+	*p = (struct kv_pack){ .legacy = p->legacy };
 }
 
 void *kv_pack_take(struct kv_pack *p, double seconds, int64_t rank, size_t *ret_n)

@@ -32,12 +32,17 @@ struct kv_stored {
 	bool has_parent;
 	uint64_t parent;
 	const char *medium; /* "GPU", "CPU" */
-	const char *kind;   /* "full_attention", "mamba" */
+	const char *kind;   /* "full_attention", "mla_attention", "mamba" */
+	uint32_t group;
 };
 
 void kv_pack_stored(struct kv_pack *p, const struct kv_stored *e);
-void kv_pack_removed(struct kv_pack *p, uint64_t hash, const char *medium);
+void kv_pack_removed(struct kv_pack *p, const uint64_t *hashes, uint32_t n, const char *medium,
+		     uint32_t group);
 void kv_pack_cleared(struct kv_pack *p);
+
+/* kv_pack_drop() - an empty pack again */
+void kv_pack_drop(struct kv_pack *p);
 
 /* kv_pack_take() - the batch, for free(), and an empty pack again. NULL: no events, or no memory */
 void *kv_pack_take(struct kv_pack *p, double seconds, int64_t rank, size_t *ret_n);

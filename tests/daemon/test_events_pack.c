@@ -54,7 +54,7 @@ static void pack_all(struct kv_pack *p)
 				    .kind = "full_attention" };
 
 	kv_pack_stored(p, &stored);
-	kv_pack_removed(p, UINT64_MAX, "GPU");
+	kv_pack_removed(p, &(uint64_t){ UINT64_MAX }, 1, "GPU", 0);
 	kv_pack_cleared(p);
 }
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """A router's view of a daemon's events, by a real ZMQ subscriber: what is stored, removed and cleared, in
-which order, in both encodings; replay; a worker's death; subscribers that don't read.
+which order, in both encodings; several pools of an engine; memory that becomes another block's; replay; who comes
+late; a worker's death; subscribers that don't read; consumers that pass over AllBlocksCleared.
 
 usage: events_consumer.py BUILD_FOLDER ENCODING       exit 77 where zmq or msgpack are missing
 """
+import json
 import os
 import signal
 import socket
@@ -43,8 +45,8 @@ def kvctl(*words):
                           timeout=DEADLINE_S)
 
 
-def holder(pool, n_tokens):
-    process = start(f"{build}/tests/support/holder", pool, "0", str(n_tokens), stdin=subprocess.PIPE,
+def holder(pool, n_tokens, *salt):
+    process = start(f"{build}/tests/support/holder", pool, "0", str(n_tokens), *salt, stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline().startswith("ready")
     return process
@@ -86,20 +88,22 @@ def decode(payload):
 class Router:
     """The blocks of one stream, as a router keeps them."""
 
-    def __init__(self, context, port, topic):
+    def __init__(self, context, port, topic, late=False):
         self.socket = context.socket(zmq.SUB)
         self.socket.setsockopt(zmq.SUBSCRIBE, topic)
         self.socket.setsockopt(zmq.RCVTIMEO, 200)
         self.socket.connect(f"tcp://127.0.0.1:{port}")
-        self.topic, self.next, self.rank = topic, 0, None
+        self.topic, self.next, self.rank = topic, None if late else 0, None
+        self.lost = late  # what was told before is not known: what is taken back may be unknown
         self.blocks, self.seen, self.raw = {}, [], []
+        self.n_removed, self.most = 0, 0
 
     def take(self):
         topic, number, payload = self.socket.recv_multipart()
-        assert topic == self.topic, topic
+        assert topic == self.topic and len(topic.split(b"@")) == 3, topic
         number = struct.unpack(">Q", number)[0]
-        if number < self.next:  # another publisher: what it sent before we were there is missing
-            self.next = number
+        if self.next is None or number < self.next:  # another publisher: what it sent before is missing
+            self.next, self.lost = number, True
         assert number == self.next, f"sequence {number}, expected {self.next}"
         self.next += 1
         self.raw.append((number, payload))
@@ -107,24 +111,33 @@ class Router:
         for kind, fields in events:
             self.seen.append(kind)
             self.apply(kind, fields)
+        self.most = max(self.most, len(self.blocks))
+
+    def clear(self):
+        assert self.lost or not self.blocks, "what is stored is removed by name before all is cleared"
+        self.blocks, self.lost = {}, False
 
     def apply(self, kind, fields):
         if kind == "AllBlocksCleared":
-            self.blocks = {}
-        elif kind == "BlockRemoved":
-            for hash_ in fields["block_hashes"]:
-                assert self.blocks.pop(hash_, None) is not None, "removed, but never stored"
-        else:
-            hashes, size, tokens = fields["block_hashes"], fields["block_size"], fields["token_ids"]
-            assert size == 16 and len(tokens) == size * len(hashes)
-            assert fields["medium"] == "CPU" and fields["group_idx"] == 0
-            assert fields["kv_cache_spec_kind"] == "full_attention" and fields["extra_keys"] is None
-            parent = fields["parent_block_hash"]
-            before = [] if parent is None else self.blocks[parent]  # a parent is stored before its child
-            for i, hash_ in enumerate(hashes):
-                assert isinstance(hash_, int) and 0 <= hash_ < 1 << 64 and hash_ not in self.blocks
-                before = before + tokens[i * size:(i + 1) * size]
-                self.blocks[hash_] = before
+            self.clear()
+            return
+        hashes, group = fields["block_hashes"], fields["group_idx"]
+        assert fields["medium"].lower() == "cpu" and group in (0, 1)
+        assert all(isinstance(h, int) and 0 <= h < 1 << 64 for h in hashes)
+        if kind == "BlockRemoved":
+            self.n_removed += len(hashes)
+            for hash_ in hashes:
+                assert self.blocks.pop((group, hash_), None) is not None or self.lost, "removed, but never stored"
+            return
+        size, tokens = fields["block_size"], fields["token_ids"]
+        assert size == 16 and len(tokens) == size * len(hashes)
+        assert fields["kv_cache_spec_kind"] == "full_attention"
+        parent = fields["parent_block_hash"]
+        before = [] if parent is None else self.blocks[group, parent]  # a parent is stored before its child
+        for i, hash_ in enumerate(hashes):
+            assert (group, hash_) not in self.blocks or self.lost
+            before = before + tokens[i * size:(i + 1) * size]
+            self.blocks[group, hash_] = before
 
     def until(self, condition, what):
         deadline = time.monotonic() + DEADLINE_S
@@ -135,17 +148,17 @@ class Router:
             except zmq.Again:
                 pass
 
-    def has(self, n_tokens):
+    def has(self, n_tokens, group=0):
         """Exactly the blocks of the holders' prompt."""
         wanted = [tokens_of(16 * (i + 1)) for i in range(n_tokens // 16)]
-        return sorted(self.blocks.values(), key=len) == wanted
+        return sorted((tokens for (g, _), tokens in self.blocks.items() if g == group), key=len) == wanted
 
-    def quiet(self):
-        try:
-            self.take()
-        except zmq.Again:
-            return True
-        return False
+
+class PassesOver(Router):
+    """One that knows no AllBlocksCleared."""
+
+    def clear(self):
+        self.lost = False
 
 
 def replay(context, port, start_at, topic):
@@ -181,6 +194,7 @@ def main():
 
     context = zmq.Context()
     router = Router(context, port, b"kv@holder@holder")
+    passes_over = PassesOver(context, port, b"kv@holder@holder")
     lazy = context.socket(zmq.SUB)  # never reads
     lazy.setsockopt(zmq.RCVHWM, 1)
     lazy.setsockopt(zmq.SUBSCRIBE, b"")
@@ -199,6 +213,8 @@ def main():
         assert router.blocks
         end(process)
     router.until(lambda: not router.blocks, "nothing when the engine has gone")
+    passes_over.until(lambda: passes_over.next == router.next, "the same messages")
+    assert not passes_over.blocks
 
     print("an engine that comes later is told of all that is there")
     fourth = holder("pool", 17)
@@ -207,7 +223,23 @@ def main():
     print("what is dropped is removed, what is held stays")
     assert kvctl("pool", "drop", "pool").returncode == 0
     router.until(lambda: router.has(16), "one block that is held")
-    assert router.seen.count("BlockRemoved") == 11
+    assert router.n_removed == 12 + 11
+
+    print("who comes late has the whole picture, and nobody else another one")
+    late = Router(context, port, b"kv@holder@holder", late=True)
+    late.until(lambda: late.seen.count("AllBlocksCleared") and late.has(16), "one block")
+    for consumer in (router, passes_over):
+        consumer.until(lambda: consumer.next == late.next, "what the late one was told")
+        assert consumer.has(16)
+
+    print("two pools of an engine are two groups of one sequence")
+    other = holder("other", 50)
+    router.until(lambda: router.has(48, 1), "three blocks of the other pool")
+    assert router.has(16)
+    cleared = router.seen.count("AllBlocksCleared")
+    end(other)
+    router.until(lambda: router.has(0, 1), "the other pool's blocks removed")
+    assert router.has(16) and router.seen.count("AllBlocksCleared") == cleared
 
     print("replay gives the same bytes again")
     assert replay(context, again, 0, b"kv@holder@holder") == router.raw
@@ -227,7 +259,30 @@ def main():
     os.kill(worker, signal.SIGKILL)
     before = router.seen.count("AllBlocksCleared")
     router.until(lambda: router.seen.count("AllBlocksCleared") > before and router.has(16), "a new start")
-    assert router.next < 7
+    assert router.next < 7 and before > 2
+    passes_over.until(lambda: passes_over.seen.count("AllBlocksCleared") > before and passes_over.has(16),
+                      "the same of the new worker")
+
+    print("what is evicted is removed before its memory is another block's")
+    room = 64 * 1024 // 16  # blocks that the arena has
+    for i in range(6):
+        end(holder("pool", 16 * 1000, f"salt {i}"))
+    router.until(lambda: router.n_removed > 6000 - room, "removals")
+    assert 2000 < router.most < room, router.most
+
+    print("a block that is moved is the same block")
+    assert kvctl("pool", "drop", "pool").returncode == 0
+    scattered = [holder("pool", 200, f"scattered {i}") for i in range(40)]
+    for process in scattered[::2]:
+        end(process)
+    assert kvctl("pool", "drop", "pool").returncode == 0
+    for process in scattered[1::2]:
+        end(process)
+    assert kvctl("pool", "compact", "pool", "--wait").returncode == 0
+    assert any(pool["compacted_bytes_total"] > 0 for pool in json.loads(kvctl("--json", "stats").stdout)["pools"])
+    router.until(lambda: len(router.blocks) == 1 + 20 * 12, "what was moved, and one that is held")
+    assert kvctl("pool", "drop", "pool").returncode == 0
+    router.until(lambda: router.has(16), "one block that is held")
 
     print("events that nobody takes cost nobody anything")
     start_s = time.monotonic()
