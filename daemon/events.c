@@ -428,9 +428,11 @@ static struct stream *stream_new(struct kv_events *e, struct kv_session *session
 	s->feed = feed_of(e, topic);
 	if (!s->feed)
 		return NULL;
+	/* A rank begins with AllBlocksCleared, and all of its feed is listed then. */
+	s->feed->restart |= !has_rank(e, s->feed, s->rank);
 	if (kv_event_stream_init(&s->blocks, session->pool, free_group(e, s->feed, s->rank),
 				 e->legacy) < 0 ||
-	    kv_event_stream_stored_all(&s->blocks) < 0) {
+	    (!s->feed->restart && kv_event_stream_stored_all(&s->blocks) < 0)) {
 		kv_event_stream_deinit(&s->blocks);
 		feed_unref(e, s->feed);
 		return NULL;
