@@ -117,6 +117,32 @@ json_is 'x["groups"][0]["n_blocks"] == 0'
 expect 1 "$kvctl" prefix show --model "$dir/nothing.gguf" "The keeper"
 expect_err 'nothing.gguf: No such file'
 
+say "a sequence in groups: all tokens, a window, checkpoints of a state, each in its pool"
+"$build/tests/support/group_holder" hybrid 200 < "$dir/hold" > "$dir/group" 2>&1 9>&- &
+pids+=($!)
+expect_soon 20 grep -q '^ready 0$' "$dir/group"
+mapfile -t longer < <(python3 -IS -c 'print(*[i * 7 % 1000 for i in range(230)], sep="\n")')
+for pool in full:all:12:192:192 window:window:12:192:192 state:state:3:0:0; do
+	IFS=: read -r kind keeps n_blocks n_tokens leading <<< "$pool"
+	expect 0 "$kvctl" prefix show --pool "hybrid.$kind" "${longer[@]}"
+	expect_out "^hybrid\.$kind +0 +$keeps +$n_blocks +$n_tokens +$leading +192 +group_holder [0-9]+ \(${pids[-1]}\)$"
+	expect 0 "$kvctl" --json prefix show --pool "hybrid.$kind" "${longer[@]}"
+	json_is "len(x['groups']) == 1 and x['groups'][0]['kind'] == '$keeps' and len(x['groups'][0]['sessions']) == 1"
+	cp "$dir/out" "$dir/$kind.json"
+done
+expect 0 cat "$dir/full.json"
+json_is '[b["first_token"] for b in x["groups"][0]["blocks"]] == list(range(0, 192, 16))'
+expect 0 cat "$dir/state.json"
+json_is '[(b["first_token"], b["end_token"]) for b in x["groups"][0]["blocks"]] == [(64, 64), (128, 128), (192, 192)]'
+# Of another start nothing is found, although blocks of a window and states are found by themselves.
+for kind in full window state; do
+	expect 0 "$kvctl" --json prefix show --pool "hybrid.$kind" 5 "${longer[@]:1}"
+	json_is 'x["groups"][0]["n_blocks"] == 0'
+done
+# Another client finds the state at 128, and the others up to there.
+expect 0 "$build/tests/support/group_holder" hybrid 150
+expect_out '^ready 128$'
+
 say "several pools have a block of one number; a pool that is another's"
 hold "$dir/third" other 0 0
 refused 1 "ID 999999: no pool" block show 999999

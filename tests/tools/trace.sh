@@ -59,6 +59,23 @@ trace_is '[q["hit_length"] for q in x] == [0, 592, 1088, 592] and all(q["output_
 trace_is 'all(a["timestamp"] <= b["timestamp"] for a, b in zip(x, x[1:]))'
 json_is 'x["requests"] == 4 and x["lost"] == 0 and x["input_tokens"] == 4348 and x["hit_tokens"] == 2272' "$dir/recorded"
 
+say "a sequence in groups is one request, not one a pool"
+start_recording "$dir/trace6"
+for n in 600 1100 600; do
+	expect 0 "$build/tests/support/group_holder" hybrid $n
+done
+stop_recording
+trace_is '[q["input_length"] for q in x] == [600, 1100, 600]' "$dir/trace6"
+trace_is '[q["hash_ids"] for q in x] == [[0, 1], [0, 2, 3], [0, 1]]' "$dir/trace6"
+trace_is '[q["hit_length"] for q in x] == [0, 576, 576]' "$dir/trace6"
+json_is 'x["requests"] == 3 and x["lost"] == 0 and x["input_tokens"] == 2300' "$dir/recorded"
+for kind in full:1 state:0; do # it belongs to the pool of its first group
+	start_recording --pool "hybrid.${kind%:*}" "$dir/trace7"
+	expect 0 "$build/tests/support/group_holder" hybrid 512
+	stop_recording
+	trace_is "len(x) == ${kind#*:}" "$dir/trace7"
+done
+
 say "what isn't recorded isn't told; then a pool of several"
 request llama 700
 expect 1 "$kvctl" trace record --pool mistral --for 1 "$dir/none"
