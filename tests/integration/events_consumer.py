@@ -45,8 +45,9 @@ def kvctl(*words):
                           timeout=DEADLINE_S)
 
 
-def holder(pool, n_tokens, *salt):
-    process = start(f"{build}/tests/support/holder", pool, "0", str(n_tokens), *salt, stdin=subprocess.PIPE,
+def holder(pool, n_tokens, *salt, rank=None):
+    words = [] if rank is None else ["env", f"HOLDER_NAME=holder/{rank}"]
+    process = start(*words, f"{build}/tests/support/holder", pool, "0", str(n_tokens), *salt, stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline().startswith("ready")
     return process
@@ -114,8 +115,9 @@ class Router:
         self.most = max(self.most, len(self.blocks))
 
     def clear(self):
-        assert self.lost or not self.blocks, "what is stored is removed by name before all is cleared"
-        self.blocks, self.lost = {}, False
+        left = {k: v for k, v in self.blocks.items() if k[0] != self.rank}  # the other ranks' stay
+        assert self.lost or left == self.blocks, "what is stored is removed by name before all is cleared"
+        self.blocks, self.lost = left, False
 
     def apply(self, kind, fields):
         if kind == "AllBlocksCleared":
@@ -127,17 +129,17 @@ class Router:
         if kind == "BlockRemoved":
             self.n_removed += len(hashes)
             for hash_ in hashes:
-                assert self.blocks.pop((group, hash_), None) is not None or self.lost, "removed, but never stored"
+                assert self.blocks.pop((self.rank, group, hash_), None) is not None or self.lost, "removed, but never stored"
             return
         size, tokens = fields["block_size"], fields["token_ids"]
         assert size == 16 and len(tokens) == size * len(hashes)
         assert fields["kv_cache_spec_kind"] == "full_attention"
         parent = fields["parent_block_hash"]
-        before = [] if parent is None else self.blocks[group, parent]  # a parent is stored before its child
+        before = [] if parent is None else self.blocks[self.rank, group, parent]  # a parent is stored before its child
         for i, hash_ in enumerate(hashes):
-            assert (group, hash_) not in self.blocks or self.lost
+            assert (self.rank, group, hash_) not in self.blocks or self.lost
             before = before + tokens[i * size:(i + 1) * size]
-            self.blocks[group, hash_] = before
+            self.blocks[self.rank, group, hash_] = before
 
     def until(self, condition, what):
         deadline = time.monotonic() + DEADLINE_S
@@ -148,10 +150,11 @@ class Router:
             except zmq.Again:
                 pass
 
-    def has(self, n_tokens, group=0):
+    def has(self, n_tokens, group=0, rank=0):
         """Exactly the blocks of the holders' prompt."""
         wanted = [tokens_of(16 * (i + 1)) for i in range(n_tokens // 16)]
-        return sorted((tokens for (g, _), tokens in self.blocks.items() if g == group), key=len) == wanted
+        found = (tokens for (r, g, _), tokens in self.blocks.items() if (r, g) == (rank, group))
+        return sorted(found, key=len) == wanted
 
 
 class PassesOver(Router):
@@ -240,6 +243,14 @@ def main():
     end(other)
     router.until(lambda: router.has(0, 1), "the other pool's blocks removed")
     assert router.has(16) and router.seen.count("AllBlocksCleared") == cleared
+
+    print("ranks of an engine share its topic and its sequence, and each has its own blocks")
+    second = holder("pool", 16, rank=1)
+    router.until(lambda: router.has(16, rank=1), "the block, also of rank 1")
+    assert router.has(16)
+    end(second)
+    router.until(lambda: router.has(0, rank=1), "nothing of rank 1")
+    assert router.has(16)
 
     print("replay gives the same bytes again")
     assert replay(context, again, 0, b"kv@holder@holder") == router.raw

@@ -4,7 +4,7 @@
  * publishes a sequence of TOKENS tokens and keeps it, says "ready SESSION", and stays until its
  * stdin ends. Then it gives everything back; kill it to see what happens to one that doesn't.
  *
- * Blocks have 16 tokens and 16 KiB. Two holders with the same TOKENS share the whole blocks of
+ * $HOLDER_NAME is what it calls itself; "holder" otherwise. Blocks have 16 tokens and 16 KiB. Two holders with the same TOKENS share the whole blocks of
  * them.
  */
 #include <err.h>
@@ -65,7 +65,8 @@ static struct kv_seq *publish(struct kv_pool *pool, uint32_t n, const char *salt
 
 int main(int argc, char **argv)
 {
-	KV_OPTIONS(kv_connect_options, how, .name = "holder", .timeout = TIMEOUT);
+	const char *name = getenv("HOLDER_NAME");
+	KV_OPTIONS(kv_connect_options, how, .name = name ? name : "holder", .timeout = TIMEOUT);
 	struct kv_client *client;
 	struct kv_pool *pool;
 	struct kv_pool_info info;
