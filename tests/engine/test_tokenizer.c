@@ -11,10 +11,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/engine/encodes.h"
 #include "tests/engine/image.h"
 #include "tools/engine/error.h"
 #include "tools/engine/tiny.h"
-#include "tools/engine/tokenizer.h"
 
 #define FIRST_WORD 256 /* ids below are bytes */
 
@@ -95,27 +95,6 @@ static void teardown(void)
 	file = kv_gguf_free(file);
 }
 
-static void assert_tokens(const struct kv_tokens *tokens, const int32_t *want, size_t n)
-{
-	for (size_t i = 0; i < n && i < tokens->n; i++)
-		ck_assert_msg(tokens->at[i] == want[i], "token %zu is %d, not %d", i, tokens->at[i],
-			      want[i]);
-	ck_assert_uint_eq(tokens->n, n);
-}
-
-static void assert_encodes(const char *text, bool special, const int32_t *want, size_t n)
-{
-	struct kv_tokens tokens = {0};
-
-	ck_assert_int_eq(kv_tokenizer_encode(tokenizer, text, strlen(text), special, &tokens), 0);
-	assert_tokens(&tokens, want, n);
-	kv_tokens_deinit(&tokens);
-}
-
-#define ASSERT_ENCODES(text, special, ...)                            \
-	assert_encodes(text, special, (const int32_t[]){__VA_ARGS__}, \
-		       sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
-
 START_TEST(merges_go_by_rank)
 {
 	setup_pre("gpt-2", "");
@@ -171,30 +150,10 @@ END_TEST
 
 START_TEST(every_text_comes_back)
 {
-	char text[500], back[500];
-
+	/* Any bytes at all, and runs of what the merges are about */
 	setup_pre(_i % 2 ? "smollm" : "gpt-2", "");
-	srand(_i);
-	for (int round = 0; round < 200; round++) {
-		static const char some[] = "hello w 123 \n\t'llx\303\274\346\227\245";
-		struct kv_tokens tokens = {0};
-		size_t n = rand() % sizeof(text), at = 0;
-
-		/* Any bytes at all, and runs of what the merges are about */
-		for (size_t i = 0; i < n; i++)
-			text[i] = _i < 2 ? rand() : some[rand() % (sizeof(some) - 1)];
-		ck_assert_int_eq(kv_tokenizer_encode(tokenizer, text, n, false, &tokens), 0);
-		for (size_t i = 0; i < tokens.n; i++) {
-			struct kv_text piece = kv_tokenizer_piece(tokenizer, tokens.at[i]);
-
-			ck_assert_uint_le(at + piece.len, n);
-			memcpy(back + at, piece.at, piece.len);
-			at += piece.len;
-		}
-		ck_assert_uint_eq(at, n);
-		ck_assert_mem_eq(back, text, n);
-		kv_tokens_deinit(&tokens);
-	}
+	assert_texts_come_back(tokenizer, (unsigned)_i,
+			       _i < 2 ? NULL : "hello w 123 \n\t'llx\303\274\346\227\245");
 	teardown();
 }
 END_TEST
@@ -298,7 +257,7 @@ static void setup_real(void)
 
 START_TEST(smollm2_has_the_known_ids)
 {
-	assert_encodes(known[_i].text, true, known[_i].ids, known[_i].n);
+	assert_encodes(tokenizer, known[_i].text, true, known[_i].ids, known[_i].n);
 }
 END_TEST
 

@@ -11,10 +11,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/engine/encodes.h"
 #include "tests/engine/golden_tokens.h"
 #include "tests/engine/image.h"
 #include "tools/engine/error.h"
-#include "tools/engine/tokenizer.h"
 
 #define SPACE "\342\226\201" /* U+2581 */
 
@@ -123,26 +123,6 @@ static void teardown(void)
 	file = kv_gguf_free(file);
 }
 
-static void assert_tokens(const struct kv_tokens *tokens, const int32_t *want, size_t n)
-{
-	for (size_t i = 0; i < n && i < tokens->n; i++)
-		ck_assert_msg(tokens->at[i] == want[i], "token %zu is %d, not %d", i, tokens->at[i],
-			      want[i]);
-	ck_assert_uint_eq(tokens->n, n);
-}
-
-static void assert_encodes(const char *text, bool special, const int32_t *want, size_t n)
-{
-	struct kv_tokens tokens = {0};
-
-	ck_assert_int_eq(kv_tokenizer_encode(tokenizer, text, strlen(text), special, &tokens), 0);
-	assert_tokens(&tokens, want, n);
-	kv_tokens_deinit(&tokens);
-}
-
-#define ASSERT_ENCODES(text, special, ...)                            \
-	assert_encodes(text, special, (const int32_t[]){__VA_ARGS__}, \
-		       sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
 #define BYTE(x) (BYTES + (x))
 
 START_TEST(the_highest_score_is_joined_first)
@@ -216,12 +196,12 @@ END_TEST
 
 START_TEST(a_text_begins_with_a_space_where_the_model_wants_it)
 {
-	assert_encodes("", false, NULL, 0);
+	assert_encodes(tokenizer, "", false, NULL, 0);
 	ASSERT_ENCODES("a", false, A);
 	teardown();
 	setup_change(&(struct change){.prefix = 1});
 	ASSERT_ENCODES("a", false, SPACE_A);
-	assert_encodes("", false, NULL, 0);
+	assert_encodes(tokenizer, "", false, NULL, 0);
 }
 END_TEST
 
@@ -252,29 +232,9 @@ END_TEST
 
 START_TEST(every_text_comes_back)
 {
-	static const char some[] = "abc  \n<b>\303\251x\342\202\254\342";
-	char text[300], back[900];
-
-	srand(_i);
-	for (int round = 0; round < 200; round++) {
-		struct kv_tokens tokens = {0};
-		size_t n = rand() % sizeof(text), at = 0;
-
-		/* Any bytes at all, and runs of what the words are about */
-		for (size_t i = 0; i < n; i++)
-			text[i] = _i < 2 ? rand() : some[rand() % (sizeof(some) - 1)];
-		ck_assert_int_eq(kv_tokenizer_encode(tokenizer, text, n, false, &tokens), 0);
-		for (size_t i = 0; i < tokens.n; i++) {
-			struct kv_text piece = kv_tokenizer_piece(tokenizer, tokens.at[i]);
-
-			ck_assert_uint_le(at + piece.len, sizeof(back));
-			memcpy(back + at, piece.at, piece.len);
-			at += piece.len;
-		}
-		ck_assert_uint_eq(at, n);
-		ck_assert_mem_eq(back, text, n);
-		kv_tokens_deinit(&tokens);
-	}
+	/* Any bytes at all, and runs of what the words are about */
+	assert_texts_come_back(tokenizer, (unsigned)_i,
+			       _i < 2 ? NULL : "abc  \n<b>\303\251x\342\202\254\342");
 }
 END_TEST
 
