@@ -73,7 +73,7 @@ static int go_on(struct kv_gseq *seq, uint32_t g, const int32_t *tokens, size_t 
 	do {
 		r = go_on_by_one(seq, g, tokens, most);
 	} while (r > 0 && part->len < most);
-	return r;
+	return r < 0 ? r : 0;
 }
 
 void kv_gseq_step_back(struct kv_gseq *seq, size_t n_tokens)

@@ -59,7 +59,7 @@ static SLOW int wait_for_stack(struct kv_pool *pool)
 			sched_yield();
 		}
 		kv_exchange_seq(&s->busy, 1);
-		if (!kv_load_acquire(&s->recall))
+		if (!kv_load_seq(&s->recall))
 			return 0;
 	}
 }
@@ -73,8 +73,11 @@ static inline bool try_enter(struct kv_pool *pool)
 	struct kv_shm_session *s = pool->session;
 
 	kv_store_relaxed(&s->busy, 1);
-	if (__builtin_expect(s->fenced, 0))
+	if (__builtin_expect(s->fenced, 0)) {
+		/* An acquire may pass the store of this exchange. */
 		kv_exchange_seq(&s->busy, 1);
+		return !kv_load_seq(&s->recall);
+	}
 	kv_fence_compiler();
 	return __builtin_expect(!kv_load_acquire(&s->recall), 1);
 }

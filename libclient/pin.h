@@ -23,8 +23,8 @@ static inline uint64_t kv_pin_bit(const struct kv_pool *pool)
 
 static inline void kv_unpin(struct kv_pool *pool, kv_block_id id)
 {
-	/* Release: what was read of the block comes before its eviction. */
-	kv_and_release(kv_pin_word(pool, id), ~kv_pin_bit(pool));
+	/* What was read of the block comes before its eviction, and this before a look at who waits for it. */
+	kv_and_seq(kv_pin_word(pool, id), ~kv_pin_bit(pool));
 	KV_KILLPOINT(client_unpinned);
 }
 

@@ -414,6 +414,46 @@ START_TEST(a_partial_hit_that_was_rolled_back_is_let_go_where_there_is_no_room_f
 }
 END_TEST
 
+/*
+ * Where what the first group found ended with one of its blocks the others were not asked, and had tokens all the same:
+ * without blocks, or with blocks of whatever was there before.
+ */
+START_TEST(prompts_of_every_length_are_found_in_all_groups)
+{
+	const struct shape *shape = &shapes[_i];
+
+	attach(&m, shape, N_BLOCKS);
+	cached_by_another(shape);
+	for (size_t n = 1; n <= 4 * UNIT; n++) {
+		struct kv_gseq *seq, *other = new_seq(&m);
+		size_t expected = n - 1, hit;
+
+		/* Its memory serves the next sequence, with what stands there. */
+		compute(&m, other, branch(2 + (int32_t)n, 0, 4 * UNIT), 4 * UNIT);
+		kv_gseq_free(other, NULL);
+		seq = new_seq(&m);
+		for (uint32_t g = 0; g < shape->n; g++)
+			expected = reach(shape, g, expected);
+		must(kv_gseq_lookup_partial(seq, tokens_of(1, n), n, &hit));
+		expect(hit == expected, "prompt of %zu tokens: %zu found, %zu are there", n, hit, expected);
+		for (uint32_t g = 0; g < shape->n; g++) {
+			const struct kv_seq *part = kv_gseq_seq(seq, g);
+			const kv_block_id *ids;
+
+			ck_assert_uint_eq(kv_seq_len(part), hit);
+			expect(kv_seq_blocks(part, &ids) * shape->block_tokens[g] >= hit, "group %u has no blocks", g);
+			expect(!hit || !memcmp(kv_seq_tokens(part), tokens_of(1, n), hit * sizeof(int32_t)),
+			       "prompt of %zu tokens: group %u has others", n, g);
+			sees_its_window(&m, seq, g);
+		}
+		compute(&m, seq, tokens_of(1, n), n);
+		right(&m, seq, "computed", (int)n);
+		kv_gseq_free(seq, NULL);
+	}
+	detach(&m);
+}
+END_TEST
+
 static Suite *suite(void)
 {
 	Suite *s = suite_create("client/group_partial");
@@ -422,6 +462,7 @@ static Suite *suite(void)
 	tcase_set_timeout(tcase, 60);
 	tcase_add_checked_fixture(tcase, setup, teardown);
 	tcase_add_loop_test(tcase, as_many_tokens_are_found_as_all_groups_have, 0, N_SHAPES);
+	tcase_add_loop_test(tcase, prompts_of_every_length_are_found_in_all_groups, 0, N_SHAPES);
 	tcase_add_test(tcase, what_one_group_lacks_no_group_has);
 	tcase_add_test(tcase, where_one_group_has_no_room_for_its_copy_all_are_back_at_whole_units);
 	tcase_add_test(tcase, forks_and_rollbacks_of_a_partial_hit_are_right_in_all_groups);
