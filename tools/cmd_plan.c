@@ -34,6 +34,8 @@ struct asked {
 	uint32_t n_models;
 	struct kv_arch *draft;
 	bool print_model;
+	bool backends;
+	const char *backend; /* a name of another engine's */
 };
 
 /* One other way to spend the same bytes. */
@@ -109,6 +111,8 @@ const struct option kv_plan_long_options[] = {
 	{"checkpoints", required_argument, NULL, 'p'},
 	{"fp4-indexer", no_argument, NULL, 'f'},
 	{"model", no_argument, NULL, 'M'},
+	{"backends", no_argument, NULL, 'B'},
+	{"attention-backend", required_argument, NULL, 'A'},
 	{"json", no_argument, NULL, 'j'},
 	{NULL},
 };
@@ -131,6 +135,12 @@ static int take_option(struct kv_ctl *ctl, struct asked *a, int c, const char *a
 		return kv_arch_read(arg, &a->draft) ? kv_ctl_broken(ctl, -EINVAL) : KV_EXIT_DONE;
 	case 'M':
 		a->print_model = true;
+		return KV_EXIT_DONE;
+	case 'A':
+		a->backend = arg;
+		/* fall through */
+	case 'B':
+		a->backends = true;
 		return KV_EXIT_DONE;
 	case 'j':
 		ctl->emit.json = true;
@@ -167,7 +177,7 @@ static int parse(struct kv_ctl *ctl, struct asked *a, int argc, char **argv)
 	}
 	if (!a->n_models)
 		return kv_ctl_refuse(ctl, KV_EXIT_USAGE, "plan: no config.json is given");
-	if (!a->options.budget_bytes && !a->print_model)
+	if (!a->options.budget_bytes && !a->print_model && !a->backends)
 		return kv_ctl_refuse(
 			ctl, KV_EXIT_USAGE,
 			"plan: --budget is missing: how many bytes is the cache to have");
@@ -504,6 +514,8 @@ int kv_cmd_plan(struct kv_ctl *ctl, int argc, char **argv)
 		fprintf(ctl->emit.out, "%s\n", text);
 		return KV_EXIT_DONE;
 	}
+	if (a.backends)
+		return kv_ctl_backends(ctl, a.models[0].model, &a.options, a.backend);
 	return a.n_models > 1 ? plan_several(ctl, &a)
 			      : plan_one(ctl, &a, &a.models[0], a.options.budget_bytes);
 }

@@ -107,6 +107,13 @@ int kv_cmd_completion(struct kv_ctl *ctl, int argc, char **argv);
 extern const struct option kv_plan_long_options[];
 int kv_cmd_plan(struct kv_ctl *ctl, int argc, char **argv);
 
+/* cmd_backends.c */
+struct kv_arch;
+struct kv_plan_options;
+/* kv_ctl_backends() - which attention backends serve @model; what @name of another engine's means (NULL: its default) */
+int kv_ctl_backends(struct kv_ctl *ctl, const struct kv_arch *model, const struct kv_plan_options *options,
+		    const char *name);
+
 /* cmd_pool.c */
 extern const struct option kv_limit_options[], kv_compact_options[];
 int kv_cmd_pool_list(struct kv_ctl *ctl, int argc, char **argv);

@@ -124,6 +124,27 @@ cp "$dir/out" "$dir/first"
 expect 0 "$models/qwen3-next-80b-a3b.json" --budget 10G --json
 holds 'x["pools"] == json.load(open("'"$dir"'/first"))["pools"]'
 
+# which backends serve it; what another engine's names mean
+expect 0 "$models/llama-3-8b.json" --backends --json
+holds '{(b["backend"], b["n_layers"]) for b in x["backends"] if b["serves"] and b["device"] == "host"} == {("cpu", 32), ("ref", 32)}'
+holds 'x["tokenspeed"] == {"architecture": "MHA", "backend": "MHAAttnBackend", "hybrid": False, "forced": False}'
+expect 0 "$models/llama-3-8b.json" --backends --kv-dtype int8 --json
+holds 'not any(b["serves"] for b in x["backends"]) and "int8" in x["backends"][0]["why_not"]'
+expect 0 "$models/deepseek-v3.json" --attention-backend flashmla --json
+holds 'x["tokenspeed"]["backend"] == "FlashMLABackend" and any(b["serves"] for b in x["backends"])'
+holds 'all(b["layer"] == "latents of 512 + 64" for b in x["backends"])'
+expect 0 "$models/deepseek-v3.2.json" --backends --json
+holds 'x["tokenspeed"]["architecture"] == "DSA" and any(b["backend"] == "kv_sparse_mla" for b in x["backends"])'
+expect 0 "$models/deepseek-v4-flash.json" --attention-backend trtllm --json
+holds 'x["tokenspeed"]["backend"] == "DeepseekV4AttentionBackend" and x["tokenspeed"]["forced"]'
+expect 0 "$models/qwen3.5-35b-a3b.json" --backends --json
+holds 'x["tokenspeed"]["hybrid"] and {b["n_layers"] for b in x["backends"]} == {10, 30}'
+expect 0 "$models/gemma-3-27b.json" --backends
+expect 1 "$models/llama-3-8b.json" --attention-backend fast
+says "'fast' given; mha, fa3, .*, dsa exist"
+expect 1 "$models/llama-3-8b.json" --attention-backend flashmla
+says "'flashmla' is for MLA, the model is MHA"
+
 expect 2 --budget 1G
 says 'no config.json'
 expect 2 "$models/llama-3-8b.json"
