@@ -372,6 +372,51 @@ KV_PUBLIC int kv_batch_logits_only(const struct kv_batch_data *data, int32_t *qu
 	return 0;
 }
 
+KV_PUBLIC int kv_sink_tables(const int32_t *block_table, int32_t table_width, const int32_t *seq_lens,
+			     int32_t n_seqs, const kv_block_id *sinks, int32_t n_sinks,
+			     int32_t block_tokens, int32_t *ret_table, int32_t *ret_seq_lens)
+{
+	int64_t width = (int64_t)n_sinks + table_width, more = (int64_t)n_sinks * block_tokens;
+
+	if (table_width < 0 || n_seqs < 0 || n_sinks < 0 || block_tokens < 1)
+		return kv_error(-EINVAL, "table_width, n_seqs, n_sinks, block_tokens: %d, %d, %d, %d given; "
+					 "0, 0, 0, 1 or more allowed", table_width, n_seqs, n_sinks,
+				block_tokens);
+	for (int32_t b = 0; b < n_seqs; b++)
+		if (seq_lens[b] < 0 || seq_lens[b] + more > INT32_MAX)
+			return kv_error(seq_lens[b] < 0 ? -EINVAL : -EOVERFLOW,
+					"seq_lens[%d]: %d given, and sinks of %lld tokens", b, seq_lens[b],
+					(long long)more);
+	for (int32_t b = 0; b < n_seqs; b++) {
+		int32_t *row = ret_table + b * width;
+
+		for (int32_t i = 0; i < n_sinks; i++)
+			row[i] = sinks[i];
+		for (int32_t i = 0; i < table_width; i++)
+			row[n_sinks + i] = block_table[(int64_t)b * table_width + i];
+		ret_seq_lens[b] = seq_lens[b] ? seq_lens[b] + (int32_t)more : 0;
+	}
+	return 0;
+}
+
+KV_PUBLIC int kv_batch_cross(const struct kv_batch_data *data, const int32_t *block_table,
+			     uint32_t table_width, const int64_t *slots, struct kv_batch_data *ret)
+{
+	uint32_t longest = 0;
+
+	if (!data->encoder_lens)
+		return kv_error(-EINVAL, "data.encoder_lens: NULL given, kv_batch_annotate() makes it");
+	for (uint32_t b = 0; b < data->n_seqs; b++)
+		if ((uint32_t)data->encoder_lens[b] > longest)
+			longest = (uint32_t)data->encoder_lens[b];
+	kv_batch_regroup(data, block_table, table_width, slots, ret);
+	ret->seq_lens = ret->seq_lens_upper = data->encoder_lens;
+	ret->max_seq_len = longest;
+	ret->cp_local_lens = ret->window_prefix_lens = ret->doc_ranges = NULL;
+	ret->seq_causal = NULL;
+	return 0;
+}
+
 KV_PUBLIC int64_t kv_encoder_slots(const int32_t *encoder_lens, int32_t n_seqs,
 				   const int32_t *block_table, int32_t table_width,
 				   int32_t block_tokens, int64_t *ret_slots)

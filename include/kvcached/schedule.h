@@ -199,6 +199,32 @@ int kv_logits_rows(const int32_t *query_start_loc, int32_t n_seqs, const int32_t
 int kv_batch_logits_only(const struct kv_batch_data *data, int32_t *query_start_loc,
 			 struct kv_batch_data *ret);
 
+/**
+ * kv_sink_tables() - sequences that also see blocks of sinks, which come before their own
+ * @sinks:	  [n_sinks] blocks, full of tokens that every sequence sees
+ * @ret_table:	  [n_seqs, n_sinks + table_width]
+ * @ret_seq_lens: [n_seqs] with the sinks' tokens; 0 stays 0
+ *
+ * For layers whose sinks are keys in the cache; sinks that are logits are kv_attention_args.sinks.
+ * Return: 0; -EINVAL: a number below 0; -EOVERFLOW: a length past 2^31. Then nothing was written.
+ */
+int kv_sink_tables(const int32_t *block_table, int32_t table_width, const int32_t *seq_lens,
+		   int32_t n_seqs, const kv_block_id *sinks, int32_t n_sinks, int32_t block_tokens,
+		   int32_t *ret_table, int32_t *ret_seq_lens);
+
+/**
+ * kv_batch_cross() - the same queries over the encoder's tokens
+ * @data:	 with encoder_lens, of kv_batch_annotate()
+ * @block_table: [n_seqs, table_width] of the encoder's tokens
+ * @slots:	 of kv_encoder_slots(), in the step that encodes; or NULL: nothing is written
+ *
+ * A view for kv_attention() with causal 0: seq_lens are the encoder's lengths. What holds of the
+ * decoder's tokens alone is dropped (NULL).
+ * Return: 0; -EINVAL: the batch has no encoder_lens.
+ */
+int kv_batch_cross(const struct kv_batch_data *data, const int32_t *block_table, uint32_t table_width,
+		   const int64_t *slots, struct kv_batch_data *ret);
+
 /* kv_encoder_slots() - slots of the encoder's tokens: all of each sequence. Return: how many. */
 int64_t kv_encoder_slots(const int32_t *encoder_lens, int32_t n_seqs, const int32_t *block_table,
 			 int32_t table_width, int32_t block_tokens, int64_t *ret_slots);

@@ -59,6 +59,47 @@ START_TEST(tokens_that_logits_are_wanted_of_rise_and_are_of_the_batch)
 }
 END_TEST
 
+START_TEST(sinks_come_before_a_sequences_own_blocks)
+{
+	static const int32_t table[] = {7, 8, 9, 0, 0, 0}, lens[] = {33, 0}, long_lens[] = {INT32_MAX - 31};
+	static const int32_t right[] = {1, 2, 7, 8, 9, 1, 2, 0, 0, 0};
+	static const kv_block_id sinks[] = {1, 2};
+	int32_t got[10], got_lens[2];
+
+	memset(got, 0x55, sizeof(got));
+	ck_assert_int_eq(kv_sink_tables(table, 3, long_lens, 1, sinks, 2, 16, got, got_lens), -EOVERFLOW);
+	ck_assert_ptr_nonnull(strstr(kv_error_text(), "seq_lens[0]"));
+	ck_assert_int_eq(kv_sink_tables(table, 3, lens, 2, sinks, 2, 0, got, got_lens), -EINVAL);
+	ck_assert_int_eq(got[0], 0x55555555);
+	ck_assert_int_eq(kv_sink_tables(table, 3, lens, 2, sinks, 2, 16, got, got_lens), 0);
+	ck_assert_mem_eq(got, right, sizeof(right));
+	ck_assert_int_eq(got_lens[0], 65);
+	ck_assert_int_eq(got_lens[1], 0);
+}
+END_TEST
+
+START_TEST(cross_attention_has_the_encoders_lengths_and_table)
+{
+	static const int32_t loc[] = {0, 1, 4}, lens[] = {9, 12}, encoder[] = {40, 0}, table[] = {3, 4, 0, 0};
+	struct kv_batch_data data = {.n_seqs = 2, .n_tokens = 4, .max_query_len = 3, .max_seq_len = 12,
+				     .query_start_loc = loc, .seq_lens = lens, .seq_lens_upper = lens,
+				     .window_prefix_lens = lens, .cp_local_lens = lens};
+	struct kv_batch_data got;
+
+	ck_assert_int_eq(kv_batch_cross(&data, table, 2, NULL, &got), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kv_error_text(), "encoder_lens"));
+	data.encoder_lens = encoder;
+	ck_assert_int_eq(kv_batch_cross(&data, table, 2, NULL, &got), 0);
+	ck_assert_ptr_eq(got.seq_lens, encoder);
+	ck_assert_ptr_eq(got.query_start_loc, loc);
+	ck_assert_ptr_eq(got.block_table, table);
+	ck_assert_uint_eq(got.max_seq_len, 40);
+	ck_assert_uint_eq(got.max_query_len, 3);
+	ck_assert_ptr_null(got.window_prefix_lens);
+	ck_assert_ptr_null(got.cp_local_lens);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("client/schedule");
@@ -69,6 +110,8 @@ int main(void)
 	suite_add_tcase(suite, tcase);
 	tcase_add_test(tcase, documents_of_a_sequence_keep_their_order_in_a_padded_row);
 	tcase_add_test(tcase, rows_of_a_sequence_without_tokens_here_and_of_none_are_empty);
+	tcase_add_test(tcase, sinks_come_before_a_sequences_own_blocks);
+	tcase_add_test(tcase, cross_attention_has_the_encoders_lengths_and_table);
 	tcase_add_test(tcase, tokens_that_logits_are_wanted_of_rise_and_are_of_the_batch);
 	srunner_run_all(runner, CK_NORMAL);
 	n_failed = srunner_ntests_failed(runner);
