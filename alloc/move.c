@@ -76,6 +76,7 @@ static void begin(struct kv_books *b, int32_t from, int32_t to)
 	kv_books_set_state(b, to, KV_BLOCK_MOVING, 0);
 	b->n_free--;
 	b->n_moving++;
+	KV_KILLPOINT(worker_move_begun);
 }
 
 /* Back to where it was: nothing had become visible. */
@@ -213,6 +214,7 @@ static bool change_over(struct kv_books *b, int32_t from, int32_t to)
 	if (old->serial != book->serial || !may_move(b, from))
 		return false;
 	kv_books_set_state(b, from, KV_BLOCK_EVICTING, 0);
+	KV_KILLPOINT(worker_move_evicting);
 	if (kv_books_is_held(b, from)) {
 		kv_books_set_state(b, from, KV_BLOCK_CACHED, 0);
 		return false;
@@ -223,6 +225,7 @@ static bool change_over(struct kv_books *b, int32_t from, int32_t to)
 	*book = next;
 	kv_books_doubt(b, from);
 	kv_books_doubt(b, to);
+	KV_KILLPOINT(worker_move_described);
 	kv_books_set_state(b, to, KV_BLOCK_CACHED, 0);
 	book->since = since;
 	relink(b, to);

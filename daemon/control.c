@@ -14,6 +14,7 @@
 #include "daemon/walk.h"
 #include "include/internal/cleanup.h"
 #include "include/internal/error.h"
+#include "include/internal/killpoint.h"
 #include "include/internal/socket.h"
 
 static void copy_text(char *to, size_t size, const char *from)
@@ -413,6 +414,7 @@ void kv_control_epoch(struct kv_peer *peer, const struct kv_msg_drop *msg)
 		return;
 	}
 	n_held = kv_books_new_epoch(&pool->books);
+	KV_KILLPOINT(worker_epoch_evicted);
 	kv_events_restart(peer->daemon->events, pool);
 	if (n_held < 0) {
 		kv_peer_error(peer, msg->head.tag, (int)n_held, "no memory for a new epoch");
@@ -420,6 +422,7 @@ void kv_control_epoch(struct kv_peer *peer, const struct kv_msg_drop *msg)
 	}
 	/* Pairs with the load in kv_pool_epoch(). */
 	kv_store_release(&pool->head->epoch, pool->books.epoch);
+	KV_KILLPOINT(worker_epoch_shown);
 	kv_log(KV_LOG_INFO, "pool '%s': epoch %llu; %lld blocks of older ones are held", pool->name,
 	       (unsigned long long)pool->books.epoch, (long long)n_held);
 	kv_capacity_serve(peer->daemon);

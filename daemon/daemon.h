@@ -351,7 +351,10 @@ struct kv_limits {
 };
 /* kv_limits_check() - 0, max_bytes 0 became the arena; -EINVAL, -ENOMEM with a text */
 int kv_limits_check(const struct kv_pool *pool, struct kv_limits *limits);
-void kv_limits_adopt(struct kv_pool *pool, const struct kv_limits *limits); /* and shows them */
+void kv_limits_adopt(struct kv_pool *pool, const struct kv_limits *limits); /* writes them down, and shows them */
+/* kv_limits_load() - those that a worker before wrote down; kv_limits_show() - to clients, as they stand */
+void kv_limits_load(struct kv_pool *pool);
+void kv_limits_show(struct kv_pool *pool);
 void kv_limits_set(struct kv_peer *peer, const struct kv_msg_pool_set *msg);
 uint64_t kv_limits_arena(const struct kv_daemon *d, uint32_t gpu_mask); /* the smallest of them */
 /* kv_limits_most() - bytes that a pool may have: up to its maximum, what others' minimums leave, its own in any case */
@@ -379,6 +382,8 @@ uint32_t kv_queue_spoken(const struct kv_pool *pool);
 /* recall.c: what sessions hold */
 /* Idle leases of all sessions of @pool but @asking become free. Return: how many. */
 uint32_t kv_recall(struct kv_pool *pool, const struct kv_session *asking);
+/* kv_recall_finish() - what the worker before was about to take from a session that is taken over */
+void kv_recall_finish(struct kv_session *s);
 uint32_t kv_idle(const struct kv_session *session); /* in its magazine, as its pages say */
 void kv_pressure_put(struct kv_pool *needy);	     /* notices to sessions above their share */
 void kv_pressure_end(struct kv_daemon *d);	     /* nobody waits any more */

@@ -64,8 +64,9 @@ struct kv_session_record {
 	uint64_t state; /* enum kv_record_state */
 	uint64_t id;
 	uint64_t token; /* random; who takes the session up again says it */
-	uint64_t granted; /* blocks posted to it; the low half is the head of its ring of grants */
+	uint64_t granted; /* blocks posted to it and not called back; the low half is the head of its ring of grants */
 	uint64_t ops_done; /* the low half is the tail of its ring of ops */
+	uint64_t calling; /* an idle lease that is being called back (recall.c): n_called after it << 32 | id + 1 */
 	uint64_t n_published;
 	uint64_t mapped; /* 1: it has been given granules */
 	uint64_t read_only;
@@ -75,11 +76,16 @@ struct kv_session_record {
 	char name[KV_NAME_MAX]; /* of its client */
 };
 
+struct kv_limits_record {
+	uint64_t min_bytes, max_bytes, weight;
+};
+
 struct kv_pool_record {
 	uint64_t state; /* enum kv_record_state */
 	uint64_t id;
 	uint64_t bytes; /* of this memfd */
-	uint64_t min_bytes, max_bytes, max_blocks, weight, limits_revision;
+	struct kv_limits_record limits[2]; /* limits[limits_revision % 2] counts: all of it changes by one store */
+	uint64_t limits_revision;
 	uint64_t slab_offset, slab_blocks;
 	uint64_t first_extent;
 	uint64_t made_by; /* uid + 1 of the user whose limits count it; 0: nobody's */

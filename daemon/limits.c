@@ -10,6 +10,7 @@
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "include/internal/error.h"
+#include "include/internal/killpoint.h"
 
 uint64_t kv_limits_arena(const struct kv_daemon *d, uint32_t gpu_mask)
 {
@@ -96,30 +97,58 @@ int kv_limits_check(const struct kv_pool *pool, struct kv_limits *limits)
 	return 0;
 }
 
-void kv_limits_adopt(struct kv_pool *pool, const struct kv_limits *limits)
+static void set(struct kv_pool *pool, const struct kv_limits *limits)
 {
-	struct kv_shm_limits *page;
-
 	pool->min_bytes = limits->min_bytes;
 	pool->max_bytes = limits->max_bytes;
 	pool->weight = limits->weight;
 	/* The null block takes the place of one. */
 	pool->max_blocks = limits->max_bytes / pool->block_bytes - 1;
-	if (!pool->head) /* it is being made */
-		return;
-	page = &pool->head->limits;
+}
+
+void kv_limits_show(struct kv_pool *pool)
+{
+	struct kv_shm_limits *page = &pool->head->limits;
+
 	kv_store_relaxed(&page->min_bytes, pool->min_bytes);
 	kv_store_relaxed(&page->max_bytes, pool->max_bytes);
 	kv_store_relaxed(&page->max_blocks, pool->max_blocks);
 	kv_store_relaxed(&page->weight, pool->weight);
 	/* Pairs with the load in kv_pool_max_blocks(): who sees the revision sees its limits. */
-	kv_store_release(&page->revision, ++pool->limits_revision);
-	/* For the next worker. */
-	pool->record->min_bytes = pool->min_bytes;
-	pool->record->max_bytes = pool->max_bytes;
-	pool->record->max_blocks = pool->max_blocks;
-	pool->record->weight = pool->weight;
-	pool->record->limits_revision = pool->limits_revision;
+	kv_store_release(&page->revision, pool->limits_revision);
+}
+
+/* Written down before anybody sees them: what a client has seen is what the next worker goes by. */
+void kv_limits_adopt(struct kv_pool *pool, const struct kv_limits *limits)
+{
+	struct kv_pool_record *record = pool->record;
+
+	set(pool, limits);
+	if (!pool->head) /* it is being made */
+		return;
+	record->limits[++pool->limits_revision % 2] =
+		(struct kv_limits_record){ limits->min_bytes, limits->max_bytes, limits->weight };
+	kv_store_release(&record->limits_revision, pool->limits_revision);
+	KV_KILLPOINT(worker_limits_saved);
+	kv_limits_show(pool);
+	KV_KILLPOINT(worker_limits_shown);
+}
+
+void kv_limits_load(struct kv_pool *pool)
+{
+	const struct kv_pool_record *record = pool->record;
+	const struct kv_limits_record *saved = &record->limits[record->limits_revision % 2];
+
+	pool->limits_revision = record->limits_revision;
+	set(pool, &(struct kv_limits){ saved->min_bytes, saved->max_bytes, (uint32_t)saved->weight });
+}
+
+/* Are the limits those that the message asks for, by the change of the revision that it names? */
+static bool is_done(const struct kv_pool *pool, const struct kv_msg_pool_set *msg,
+		    const struct kv_limits *limits)
+{
+	return msg->revision + 1 == pool->limits_revision && limits->min_bytes == pool->min_bytes &&
+	       limits->max_bytes == pool->max_bytes && limits->weight == pool->weight;
 }
 
 static int change(struct kv_pool *pool, const struct kv_msg_pool_set *msg)
@@ -133,10 +162,6 @@ static int change(struct kv_pool *pool, const struct kv_msg_pool_set *msg)
 		limits.max_bytes = msg->max_bytes;
 	if (msg->change & KV_LIMIT_WEIGHT)
 		limits.weight = msg->weight;
-	if (msg->revision && msg->revision != pool->limits_revision)
-		return kv_error(-ESTALE, "revision: %llu given, the limits of '%s' are at %llu",
-				(unsigned long long)msg->revision, pool->name,
-				(unsigned long long)pool->limits_revision);
 	r = kv_limits_check(pool, &limits);
 	if (r < 0)
 		return r;
@@ -150,6 +175,13 @@ static int change(struct kv_pool *pool, const struct kv_msg_pool_set *msg)
 					(unsigned long long)pool->block_bytes);
 		limits.max_bytes = pool->slab_blocks * pool->block_bytes;
 	}
+	/* Asked twice, the first time of a worker that died before it answered. */
+	if (msg->revision && is_done(pool, msg, &limits))
+		return 0;
+	if (msg->revision && msg->revision != pool->limits_revision)
+		return kv_error(-ESTALE, "revision: %llu given, the limits of '%s' are at %llu",
+				(unsigned long long)msg->revision, pool->name,
+				(unsigned long long)pool->limits_revision);
 	kv_limits_adopt(pool, &limits);
 	return 0;
 }

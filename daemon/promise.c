@@ -4,6 +4,7 @@
  * and those of a session before its slot has another one.
  */
 #include "daemon/daemon.h"
+#include "include/internal/killpoint.h"
 #include "include/internal/socket.h"
 
 #define CLEAR_PAUSE (5 * KV_SEC) /* some 10 us of each pool */
@@ -20,6 +21,7 @@ void kv_promises_clear(struct kv_pool *pool, uint32_t slot)
 		if (word && (kv_promise_slot(word) == slot || kv_promise_is_over(word, now)))
 			kv_compare_exchange(&words[i], &word, 0);
 	}
+	KV_KILLPOINT(worker_promises_cleared);
 }
 
 static void clear_all(void *arg)

@@ -190,6 +190,7 @@ static int take_session(struct kv_pool *pool, uint32_t slot)
 				pool->name, slot, (unsigned long long)record->id);
 	fds[0] = kv_steal_fd(&deposit->fds[0]);
 	fds[1] = kv_steal_fd(&deposit->fds[1]);
+	KV_KILLPOINT(worker_session_taken);
 	return kv_session_adopt(pool, slot, fds);
 }
 
@@ -230,6 +231,8 @@ static int rebuild_pool(struct kv_pool *pool)
 	if (r < 0)
 		return kv_error(r, "pool '%s': %s", pool->name, strerror(-r));
 	for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++) {
+		if (found->live[i])
+			kv_recall_finish(pool->slots[i]);
 		if (sessions[i].state == KV_RECORD_DROPPED)
 			kv_session_set_aside(pool->slots[i]);
 		else if (sessions[i].state != KV_RECORD_NONE && !found->live[i])
@@ -242,6 +245,7 @@ static int rebuild_pool(struct kv_pool *pool)
 	       pool->books.n_cached, pool->books.n_quarantined, found->n_unposted, found->n_mirrored,
 	       found->n_index, found->n_dropped);
 	kv_capacity_magazines(pool);
+	KV_KILLPOINT(worker_pool_rebuilt);
 	return 0;
 }
 
@@ -306,6 +310,7 @@ int kv_rebuild(struct kv_daemon *d)
 		r = take_pools(d);
 	if (r < 0)
 		return r;
+	KV_KILLPOINT(worker_pools_taken);
 	reset_extents(d);
 	for (struct kv_link *l = d->pools.next; !r && l != &d->pools; l = l->next)
 		r = rebuild_pool(kv_container_of(l, struct kv_pool, link));

@@ -14,6 +14,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/log.h"
+#include "include/internal/killpoint.h"
 #include "include/internal/ring.h"
 #include "include/internal/socket.h"
 
@@ -58,31 +59,69 @@ static bool give(struct kv_session *s, int32_t id)
 	return false;
 }
 
+/* The last one of the stack. What is written down tells, with n_called, whether it has left the stack. */
+static bool take_idle(struct kv_session *s, uint32_t left)
+{
+	uint32_t n_called = kv_load_relaxed(&s->shm->n_called) + 1;
+	int32_t id = kv_load_relaxed(&s->stack[left]);
+	bool ok;
+
+	kv_store_release(&s->record->calling, (uint64_t)n_called << 32 | (uint32_t)(id + 1));
+	kv_store_seq(&s->shm->stack_word, (uint64_t)n_called << 32 | left);
+	KV_KILLPOINT(worker_idle_taken);
+	ok = give(s, id);
+	KV_KILLPOINT(worker_idle_freed);
+	kv_store_release(&s->record->calling, 0);
+	return ok;
+}
+
+/* The last one that was posted. What the count of grants hasn't reached is free (alloc/saved.h). */
+static bool take_posted(struct kv_session *s)
+{
+	uint64_t granted = s->record->granted - 1;
+
+	kv_ring_post(&s->shm->grants, (uint32_t)granted);
+	KV_KILLPOINT(worker_grant_taken);
+	kv_store_release(&s->record->granted, granted);
+	KV_KILLPOINT(worker_grant_uncounted);
+	if (s->answered > granted)
+		s->answered = granted;
+	return give(s, kv_load_relaxed(&s->grants[granted & (s->grant_capacity - 1)]));
+}
+
 /*
- * The client is outside: stack and ring are ours. Each block leaves its place before it becomes free:
- * if we die in between one lease is nobody's until the session ends, and no block is two's.
+ * The client is outside: stack and ring are ours. Each block leaves its place before it becomes free, and where
+ * we die in between the next worker frees it, or it is where it was: no block is two's, and none is nobody's.
  */
 static uint32_t take_back(struct kv_session *s)
 {
-	uint32_t n = kv_load_relaxed(&s->shm->n_stack), posted = kv_session_posted(s), done = 0;
-	uint32_t head = (uint32_t)s->record->granted;
+	uint32_t n = kv_load_relaxed(&s->shm->n_stack), done = 0;
+	int64_t room = kv_ring_writable(&s->shm->grants, (uint32_t)s->record->granted, s->grant_capacity);
 
-	if (n > s->grant_capacity) {
-		kv_peer_drop(s->peer, "its stack of idle leases makes no sense");
+	if (n > s->grant_capacity || room < 0) {
+		kv_peer_drop(s->peer, "its stack of idle leases, or its ring of grants, makes no sense");
 		return 0;
 	}
 	for (; n; done++) {
-		kv_store_seq(&s->shm->n_stack, --n);
-		if (!give(s, kv_load_relaxed(&s->stack[n])))
+		if (!take_idle(s, --n))
 			return done;
 	}
-	for (uint32_t i = head - posted; i != head; i++, done++) {
-		kv_ring_consume(&s->shm->grants, i + 1);
-		if (!give(s, kv_load_relaxed(&s->grants[i & (s->grant_capacity - 1)])))
+	for (n = s->grant_capacity - (uint32_t)room; n; n--, done++) {
+		if (!take_posted(s))
 			return done;
 	}
 	kv_books_save_counts(&s->pool->books);
 	return done;
+}
+
+void kv_recall_finish(struct kv_session *s)
+{
+	uint64_t calling = s->record->calling;
+
+	/* Else it never left the stack. If it is free already, this is refused. */
+	if (calling && kv_load_relaxed(&s->shm->n_called) == calling >> 32)
+		kv_books_give(&s->pool->books, s->slot, (int32_t)(uint32_t)calling - 1);
+	s->record->calling = 0;
 }
 
 uint32_t kv_recall(struct kv_pool *pool, const struct kv_session *asking)
@@ -98,6 +137,7 @@ uint32_t kv_recall(struct kv_pool *pool, const struct kv_session *asking)
 			kv_store_seq(&s->shm->recall, 1);
 			s->recalling = true;
 			n++;
+			KV_KILLPOINT(worker_recall_asked);
 		}
 	}
 	if (!n)
@@ -149,6 +189,7 @@ static void notify(struct kv_session *s, uint32_t n, uint32_t used)
 	kv_store_relaxed(&s->shm->pressure_deadline, s->pressure_deadline);
 	/* Pairs with the load in kv_pool_pressure(). */
 	kv_store_release(&s->shm->pressure, s->shm->pressure + 1);
+	KV_KILLPOINT(worker_pressure_told);
 	/* Who sleeps for it (kv_pool_pressure_wait()). */
 	syscall(SYS_futex, &s->shm->pressure, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 	kv_log(KV_LOG_DEBUG, "session %llu of '%s': asked for %u of %u blocks",

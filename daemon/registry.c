@@ -98,10 +98,6 @@ static int make_record(struct kv_pool *pool, const struct kv_msg_pool_open *msg,
 		return r;
 	record->id = pool->id;
 	record->bytes = bytes;
-	record->min_bytes = pool->min_bytes;
-	record->max_bytes = pool->max_bytes;
-	record->max_blocks = pool->max_blocks;
-	record->weight = pool->weight;
 	record->slab_offset = pool->slab_offset;
 	record->slab_blocks = pool->slab_blocks;
 	record->first_extent = pool->first_extent;
@@ -440,11 +436,7 @@ int kv_pool_adopt(struct kv_daemon *d, struct kv_deposit *deposit, struct kv_poo
 	pool->record = record;
 	pool->books_fd = kv_steal_fd(&books_fd);
 	pool->id = record->id;
-	pool->min_bytes = record->min_bytes;
-	pool->max_bytes = record->max_bytes;
-	pool->max_blocks = record->max_blocks;
-	pool->weight = (uint32_t)record->weight;
-	pool->limits_revision = record->limits_revision;
+	kv_limits_load(pool);
 	pool->slab_offset = record->slab_offset;
 	pool->slab_blocks = record->slab_blocks;
 	pool->first_extent = (uint32_t)record->first_extent;
@@ -458,8 +450,8 @@ int kv_pool_adopt(struct kv_daemon *d, struct kv_deposit *deposit, struct kv_poo
 		kv_pool_unload(pool);
 		return r;
 	}
-	/* The page may show what the record had yet to be told. */
-	kv_limits_adopt(pool, &(struct kv_limits){ pool->min_bytes, pool->max_bytes, pool->weight });
+	/* They may have been written down and not shown yet. */
+	kv_limits_show(pool);
 	pool->user = record->made_by ? kv_user_get(d, (uid_t)(record->made_by - 1)) : NULL;
 	if (pool->user)
 		pool->user->n[KV_USER_POOLS]++;

@@ -5,6 +5,7 @@
 
 #include <kvcached/metadata.h>
 
+#include "include/internal/killpoint.h"
 #include "libclient/batch_notes.h"
 #include "libclient/internal.h"
 
@@ -329,6 +330,7 @@ KV_PUBLIC int kv_batch_copy(struct kv_batch *b, void *stream)
 			return r;
 	}
 	b->copied = true;
+	KV_KILLPOINT(client_copied);
 	for (uint32_t i = 0; i < b->data.n_copies; i++) {
 		r = kv_later_release(b->pool, stream, &b->copies[2 * i], 1);
 		if (r < 0)

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "include/internal/killpoint.h"
 #include "libclient/internal.h"
 
 int kv_granules_init(struct kv_pool *pool, uint32_t gpu)
@@ -63,6 +64,7 @@ static int let_go(struct kv_pool *pool, uint64_t revision)
 	}
 	/* Pairs with the load in the daemon's is_let_go(). */
 	kv_store_release(&pool->session->let_go, revision);
+	KV_KILLPOINT(client_granules_let_go);
 	if (any) {
 		pool->ops_posted = true;
 		kv_ops_kick(pool);
@@ -100,6 +102,7 @@ static int fetch(struct kv_pool *pool, struct kv_msg_granules *ask, int64_t dead
 			r = kv_memory_map(pool->memory[ask->gpu], item->index, fds[k]);
 		if (!r)
 			pool->granules[ask->gpu][item->index] = item->word;
+		KV_KILLPOINT(client_granule_mapped);
 	}
 	while (n_fds)
 		kv_close(fds[--n_fds]);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "include/internal/killpoint.h"
 #include "libclient/group.h"
 
 static bool is_state(const struct kv_groups *groups, uint32_t g)
@@ -595,9 +596,11 @@ KV_PUBLIC int kv_gseq_publish(struct kv_gseq *seq, void *stream)
 
 	if (!r && seq->groups->needs_digests)
 		r = kv_gseq_digest(seq, seq->tokens, seq->len);
-	for (uint32_t g = 0; g < seq->groups->n && !r; g++)
+	for (uint32_t g = 0; g < seq->groups->n && !r; g++) {
 		r = is_state(seq->groups, g) ? kv_gstate_publish(seq, g, stream) :
 					       kv_seq_publish(seq->seqs[g], stream);
+		KV_KILLPOINT(client_group_published);
+	}
 	if (!r)
 		kv_gseq_keep_promises(seq);
 	return r;

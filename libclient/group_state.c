@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "include/internal/killpoint.h"
 #include "libclient/group.h"
 #include "libclient/pin.h"
 
@@ -340,6 +341,7 @@ static int publish_mark(struct kv_gseq *seq, uint32_t group, struct kv_mark *mar
 	op.stamp = kv_add_relaxed(&shared->clock, 1) + 1;
 	mark->published = true;
 	pool->refs[mark->row] |= KV_REF_SUBMITTED;
+	KV_KILLPOINT(client_mark_written);
 	return kv_later_publish(pool, stream, &op, 1);
 }
 

@@ -79,6 +79,7 @@ static inline bool try_enter(struct kv_pool *pool)
 		return !kv_load_seq(&s->recall);
 	}
 	kv_fence_compiler();
+	KV_KILLPOINT(client_busy_set);
 	return __builtin_expect(!kv_load_acquire(&s->recall), 1);
 }
 
@@ -147,6 +148,7 @@ static SLOW void flush(struct kv_pool *pool)
 
 	for (uint32_t i = 0; i < n; i++)
 		kv_ops_give(pool, pool->stack[i]);
+	KV_KILLPOINT(client_flushing);
 	/* The oldest go; those used last stay, their bytes may still be in a cache. */
 	memmove(pool->stack, pool->stack + n, (have - n) * sizeof(*pool->stack));
 	set_idle(pool, have - n);
@@ -381,6 +383,7 @@ KV_PUBLIC int kv_blocks_give(struct kv_pool *pool, uint32_t n, const kv_block_id
 		stack[i] = id;
 	}
 	set_idle(pool, have + n);
+	KV_KILLPOINT(client_given);
 	if (__builtin_expect(have + n > 2 * kv_load_relaxed(&pool->session->n_magazine), 0))
 		return flush_and_leave(pool);
 	leave(pool);

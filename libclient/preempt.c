@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "include/internal/killpoint.h"
 #include "libclient/group.h"
 
 static int check_resume(size_t n_preempted, size_t n_tokens)
@@ -30,6 +31,7 @@ KV_PUBLIC int kv_seq_preempt(struct kv_seq *seq, void *stream)
 	if (r < 0)
 		return r;
 	kv_seq_stamp(seq, 0, seq->n_submitted);
+	KV_KILLPOINT(client_preempted);
 	/* Without tokens it may have blocks all the same, and promises. */
 	r = kv_seq_empty(seq, stream);
 	if (!r && len)
@@ -55,6 +57,7 @@ KV_PUBLIC int kv_seq_resume(struct kv_seq *seq, size_t n_tokens, int64_t timeout
 	r = check_resume(len, n_tokens);
 	if (!r)
 		r = kv_seq_lookup(seq, seq->tokens, len, &hit);
+	KV_KILLPOINT(client_resuming);
 	if (!r)
 		r = kv_seq_reserve(seq, n_tokens, timeout);
 	if (!r) {

@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <time.h>
 
+#include "include/internal/killpoint.h"
 #include "libclient/internal.h"
 
 static uint64_t *bucket_of(const struct kv_pool *pool, struct kv_key key)
@@ -54,6 +55,7 @@ bool kv_promise_make(struct kv_pool *pool, struct kv_key key, int64_t until)
 	if (!free_word)
 		return true;
 	made = kv_compare_exchange(free_word, &old, own);
+	KV_KILLPOINT(client_promised);
 	/* Another may have been at it, too. Who sees that steps back: both at worst, and they ask again. */
 	for (uint32_t i = 0; i < KV_PROMISE_BUCKET; i++) {
 		uint64_t word = kv_load_acquire(&bucket[i]);
@@ -90,6 +92,7 @@ void kv_promise_end(struct kv_pool *pool, struct kv_key key)
 		if (word && word >> 32 == tag_of(key) && kv_promise_slot(word) == pool->slot)
 			kv_compare_exchange(&bucket[i], &word, 0);
 	}
+	KV_KILLPOINT(client_promise_ended);
 }
 
 /* It is published as soon as the daemon comes to it, and nobody will be there to end the promise. */
@@ -104,6 +107,7 @@ void kv_promise_shorten(struct kv_pool *pool, struct kv_key key)
 			kv_compare_exchange(&bucket[i], &word,
 					    (word & ~(uint64_t)KV_PROMISE_TIME) | kv_promise_until(kv_now() + 2 * KV_PROMISE_TICK));
 	}
+	KV_KILLPOINT(client_promise_shortened);
 }
 
 void kv_seq_withdraw(struct kv_seq *seq, size_t first)
@@ -188,6 +192,7 @@ bool kv_follow_again(struct kv_follow *f, bool promised, bool grew, int *ret)
 		return waited && !grew;
 	if (kv_now() >= f->deadline)
 		return false;
+	KV_KILLPOINT(client_following);
 	nanosleep(&(struct timespec){ .tv_nsec = f->pause }, NULL);
 	f->pause = f->pause < 2 * KV_MSEC ? f->pause + f->pause / 4 : f->pause;
 	return true;

@@ -231,6 +231,7 @@ int kv_seq_adopt_partial(struct kv_seq *seq, kv_block_id id, const int32_t *toke
 	}
 	memcpy(seq->tokens + seq->len, tokens, n * sizeof(*tokens));
 	seq->len += n;
+	KV_KILLPOINT(client_partial_held);
 	return 0;
 }
 

@@ -28,9 +28,12 @@
 	X(client_posted)            \
 	X(client_pages_mapped)      \
 	X(client_attached)          \
+	X(client_busy_set)          \
 	X(client_grants_read)       \
 	X(client_grants_taken)      \
 	X(client_taken)             \
+	X(client_given)             \
+	X(client_flushing)          \
 	X(client_op_written)        \
 	X(client_op_posted)         \
 	X(client_kick_set)          \
@@ -41,11 +44,23 @@
 	X(client_unpinned)          \
 	X(client_twin_pinned)       \
 	X(client_twin_exchanged)    \
+	X(client_partial_held)      \
+	X(client_copied)            \
+	X(client_promised)          \
+	X(client_following)         \
+	X(client_promise_shortened) \
+	X(client_promise_ended)     \
+	X(client_preempted)         \
+	X(client_resuming)          \
+	X(client_group_published)   \
+	X(client_mark_written)      \
 	X(client_released)          \
 	X(client_forked)            \
 	X(client_copy_noted)        \
 	X(client_rolled_back)       \
 	X(client_closed)           \
+	X(client_granule_mapped)   \
+	X(client_granules_let_go)  \
 	X(worker_book_written)     \
 	X(worker_book_mirrored)    \
 	X(worker_index_in_doubt)   \
@@ -66,10 +81,27 @@
 	X(worker_session_forgotten) \
 	X(worker_op_done)          \
 	X(worker_op_counted)       \
+	X(worker_move_begun)       \
+	X(worker_move_evicting)    \
+	X(worker_move_described)   \
 	X(worker_block_moved)      \
+	X(worker_recall_asked)     \
+	X(worker_idle_taken)       \
+	X(worker_idle_freed)       \
+	X(worker_grant_taken)      \
+	X(worker_grant_uncounted)  \
+	X(worker_pressure_told)    \
+	X(worker_promises_cleared) \
+	X(worker_epoch_evicted)    \
+	X(worker_epoch_shown)      \
+	X(worker_limits_saved)     \
+	X(worker_limits_shown)     \
 	X(worker_granted)          \
 	X(worker_grants_counted)   \
 	X(worker_grants_posted)    \
+	X(worker_pools_taken)      \
+	X(worker_session_taken)    \
+	X(worker_pool_rebuilt)     \
 	X(worker_rebuilt)          \
 	X(worker_granules_written) \
 	X(worker_granule_given_up) \

@@ -47,7 +47,7 @@
 
 #define KV_SHM_MAGIC 0x31637663646b764bull
 /* One more whenever a program of before would misunderstand the pages or their protocol: clients compare it. */
-#define KV_SHM_ABI 7
+#define KV_SHM_ABI 8
 #define KV_SHM_TEXT(n)	#n
 #define KV_SHM_NAMED(n) "shm-" KV_SHM_TEXT(n)
 /* What a program must say to be run on pages that another one made: kvcached --shm-version. */
@@ -284,13 +284,19 @@ struct kv_shm_session {
 	uint32_t pressure;	  /* counts notices */
 	uint32_t pressure_blocks; /* to give back; 0: no notice stands */
 	int64_t pressure_deadline; /* CLOCK_MONOTONIC, ns */
-	struct kv_ring grants;	  /* daemon posts ids, client takes */
+	struct kv_ring grants;	  /* daemon posts ids, client takes; what it hasn't the daemon may take back */
 	struct kv_ring ops;	  /* client posts, daemon takes */
 	uint32_t kick __attribute__((aligned(64))); /* client: 1 = told; daemon: 0 = looking now */
 	/* Client writes, daemon reads; the stack also the other way round, see above. */
 	uint32_t busy __attribute__((aligned(64)));
-	uint32_t n_stack;
 	uint32_t fenced;
+	union {
+		struct {
+			uint32_t n_stack;
+			uint32_t n_called; /* daemon writes: idle leases it has called back from the stack */
+		};
+		uint64_t stack_word; /* both, for the daemon: which lease it took shows by this one store */
+	};
 	uint64_t let_go; /* it has unmapped what had left the pool by this map_revision */
 	/* Client writes, daemon reads for stats. */
 	uint64_t lookup_tokens;
