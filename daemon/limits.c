@@ -163,6 +163,13 @@ static int change(struct kv_pool *pool, const struct kv_msg_pool_set *msg)
 	if (msg->change & KV_LIMIT_WEIGHT)
 		limits.weight = msg->weight;
 	r = kv_limits_check(pool, &limits);
+	/* Asked twice, the first time of a worker that died before it answered. */
+	if (!r && msg->revision && is_done(pool, msg, &limits))
+		return 0;
+	if (msg->revision && msg->revision != pool->limits_revision)
+		return kv_error(-ESTALE, "revision: %llu given, the limits of '%s' are at %llu",
+				(unsigned long long)msg->revision, pool->name,
+				(unsigned long long)pool->limits_revision);
 	if (r < 0)
 		return r;
 	if (pool->slab_blocks && limits.max_bytes / pool->block_bytes > pool->slab_blocks) {
@@ -175,13 +182,6 @@ static int change(struct kv_pool *pool, const struct kv_msg_pool_set *msg)
 					(unsigned long long)pool->block_bytes);
 		limits.max_bytes = pool->slab_blocks * pool->block_bytes;
 	}
-	/* Asked twice, the first time of a worker that died before it answered. */
-	if (msg->revision && is_done(pool, msg, &limits))
-		return 0;
-	if (msg->revision && msg->revision != pool->limits_revision)
-		return kv_error(-ESTALE, "revision: %llu given, the limits of '%s' are at %llu",
-				(unsigned long long)msg->revision, pool->name,
-				(unsigned long long)pool->limits_revision);
 	kv_limits_adopt(pool, &limits);
 	return 0;
 }
