@@ -99,6 +99,17 @@ def test_a_prefix_is_found_only_where_every_group_has_it(client, device):
             assert seq.lookup(prompt) == 144
 
 
+def test_a_step_is_measured_against_the_framework_s_static_cache_for_every_family(client, device):
+    bench = os.path.join(os.path.dirname(__file__), "../bench/transformers_step.py")
+    out = subprocess.run([sys.executable, bench, "--device", device, "--width", "256", "--context", "64", "--batch", "2",
+                          "--steps", "1"], check=True, text=True, stdout=subprocess.PIPE, timeout=20 * DEADLINE_S).stdout
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()[2:]}
+    assert list(rows) == ["llama", "qwen3", "gemma3", "gpt-oss", "qwen3-next", "deepseek-v3"], out
+    for seqs, theirs, ours_ms, ratio, error in rows.values():
+        assert seqs == "2" and float(theirs) > 0 and abs(float(ratio) - float(ours_ms) / float(theirs)) < 0.02, out
+        assert float(error) < (1e-4 if device == "host" else 5e-2), out
+
+
 def test_a_pool_too_small_for_all_serves_them_one_after_the_other(client, device):
     model = model_of("llama", device)
     prompts = [prompt_of(seed, 60) for seed in range(6)]

@@ -34,7 +34,7 @@ expect 0 "$python" -c 'import kvclient; print(kvclient.__file__)'
 expect_out "^$dir/venv/"
 
 export KVCACHED_BIN=$build/daemon/kvcached KVCTL_BIN=$kvctl
-command_deadline=300
+command_deadline=600
 expect 0 "$python" -m pytest -q -p no:cacheprovider --rootdir "$source/tests/python" \
 	"$source/tests/python"
 tail -n 1 "$dir/out"
