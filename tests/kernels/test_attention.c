@@ -10,6 +10,7 @@
 #include "tests/support/expect.h"
 #include "tests/kernels/number.h"
 #include "tests/kernels/problem.h"
+#include "tests/kernels/run.h"
 
 #define COUNT(a) (int)(sizeof(a) / sizeof((a)[0]))
 
@@ -615,14 +616,8 @@ static TCase *add_case(Suite *suite, const char *name)
 int main(void)
 {
 	Suite *suite = suite_create("kernels/attention");
-	SRunner *runner = srunner_create(suite);
 	TCase *tcase;
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_add_loop_test(add_case(suite, "grid"), every_shape_agrees_with_the_answer, 0,
 			    COUNT(groups) * COUNT(dims));
 	tcase = add_case(suite, "decode");
@@ -638,8 +633,5 @@ int main(void)
 	tcase_add_test(tcase, content_beyond_the_sequence_length_has_no_influence);
 	tcase_add_test(tcase, a_later_token_with_nan_spoils_only_rows_that_see_it);
 	tcase_add_test(tcase, a_score_of_nan_or_infinity_does_not_pass_for_an_empty_row);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

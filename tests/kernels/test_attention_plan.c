@@ -8,6 +8,7 @@
 
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/problem.h"
+#include "tests/kernels/run.h"
 
 #define COUNT(a) (int)(sizeof(a) / sizeof((a)[0]))
 #define WHOLE	 33000
@@ -94,21 +95,12 @@ int main(void)
 {
 	Suite *suite = suite_create("kernels/attention_plan");
 	TCase *tcase = tcase_create("plan");
-	SRunner *runner = srunner_create(suite);
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_set_timeout(tcase, 120);
 	tcase_add_loop_test(tcase, every_axis_meets_every_group_and_head_size, 0,
 			    COUNT(groups) * COUNT(dims));
 	tcase_add_loop_test(tcase, a_context_of_33_thousand_tokens_agrees_with_the_answer, 0,
 			    COUNT(groups));
 	suite_add_tcase(suite, tcase);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

@@ -15,6 +15,7 @@
 #include "tests/kernels/number.h"
 #include "tests/support/expect.h"
 #include "tests/kernels/problem.h"
+#include "tests/kernels/run.h"
 
 #define COUNT(a) (int)(sizeof(a) / sizeof((a)[0]))
 
@@ -709,13 +710,7 @@ int main(void)
 {
 	Suite *suite = suite_create("kernels/blocks");
 	TCase *tcase = tcase_create("blocks");
-	SRunner *runner = srunner_create(suite);
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_set_timeout(tcase, 300);
 	tcase_add_loop_test(tcase, tokens_are_written_to_their_slots_and_nowhere_else, 0, 6);
 	tcase_add_test(tcase, padded_rows_touch_nothing);
@@ -727,8 +722,5 @@ int main(void)
 	tcase_add_loop_test(tcase, blocks_are_copied_in_every_view_and_gaps_stay_as_they_were, 0,
 			    4);
 	suite_add_tcase(suite, tcase);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

@@ -7,6 +7,7 @@
 
 #include "include/internal/error.h"
 #include "tests/kernels/buffer.h"
+#include "tests/kernels/run.h"
 #include "tests/kernels/state_problem.h"
 
 static const int types[] = {KV_BF16, KV_F32, KV_F16};
@@ -91,21 +92,12 @@ int main(void)
 {
 	Suite *suite = suite_create("kernels/conv");
 	TCase *tcase = tcase_create("conv");
-	SRunner *runner = srunner_create(suite);
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_add_loop_test(tcase, every_width_and_type_agrees_with_the_answer, 0, 24);
 	tcase_add_loop_test(tcase, history_is_right_wherever_a_lane_begins, 0, 8);
 	tcase_add_loop_test(tcase, checkpoints_and_steps_are_the_last_inputs_there, 0, 2);
 	tcase_add_test(tcase, drafts_are_rolled_back_by_naming_an_earlier_state);
 	tcase_set_timeout(tcase, 120);
 	suite_add_tcase(suite, tcase);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

@@ -14,6 +14,7 @@
 #include "kernels/dsa.h"
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/number.h"
+#include "tests/kernels/run.h"
 #include "tests/support/expect.h"
 
 #define COUNT(a) (int)(sizeof(a) / sizeof((a)[0]))
@@ -782,13 +783,7 @@ int main(void)
 {
 	Suite *suite = suite_create("kernels/dsa");
 	TCase *tcase = tcase_create("dsa");
-	SRunner *runner = srunner_create(suite);
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_set_timeout(tcase, 120);
 	tcase_add_loop_test(tcase, what_is_chosen_is_the_best_of_right_scores, 0, 14);
 	tcase_add_loop_test(tcase, of_equal_scores_the_lowest_positions_are_chosen, 0, 2);
@@ -799,8 +794,5 @@ int main(void)
 	tcase_add_loop_test(tcase, attention_over_chosen_rows_is_right, 0, COUNT(sparse_cases));
 	tcase_add_test(tcase, a_refusal_has_every_reason);
 	suite_add_tcase(suite, tcase);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

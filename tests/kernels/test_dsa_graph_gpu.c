@@ -10,6 +10,7 @@
 #include "kernels/dsa.h"
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/number.h"
+#include "tests/kernels/run.h"
 #include "tests/support/expect.h"
 
 #define SEQS	6
@@ -272,16 +273,8 @@ int main(void)
 {
 	Suite *suite = suite_create("kernels/dsa_graph");
 	TCase *tcase = tcase_create("graph");
-	SRunner *runner = srunner_create(suite);
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_add_loop_test(tcase, a_replay_is_the_call_whatever_the_lengths_have_become, 0, 2);
 	suite_add_tcase(suite, tcase);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

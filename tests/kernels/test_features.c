@@ -15,6 +15,7 @@
 #include "tests/kernels/number.h"
 #include "tests/kernels/problem.h"
 #include "tests/kernels/problem_answer.h"
+#include "tests/kernels/run.h"
 #include "tests/support/expect.h"
 
 #define COUNT(a) (int)(sizeof(a) / sizeof((a)[0]))
@@ -363,14 +364,8 @@ static TCase *add_case(Suite *suite, const char *name)
 int main(void)
 {
 	Suite *suite = suite_create("kernels/features");
-	SRunner *runner = srunner_create(suite);
 	TCase *tcase;
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_add_loop_test(add_case(suite, "features"), every_feature_agrees_with_the_answer, 0,
 			    COUNT(features) * COUNT(shapes));
 	tcase = add_case(suite, "parts");
@@ -380,8 +375,5 @@ int main(void)
 	tcase_add_loop_test(tcase, ranks_that_hold_every_so_manieth_token_merge_to_the_whole, 0, 4);
 	tcase_add_test(tcase, cross_attention_goes_by_the_lengths_of_the_encoder);
 	tcase_add_test(tcase, layers_that_share_a_cache_read_one_pool);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

@@ -9,6 +9,7 @@
 #include "include/internal/error.h"
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/number.h"
+#include "tests/kernels/run.h"
 #include "tests/kernels/state_problem.h"
 #include "tests/support/expect.h"
 
@@ -601,18 +602,9 @@ int main(void)
 {
 	Suite *suite = suite_create("kernels/gdn");
 	TCase *tcase = tcase_create("gdn");
-	SRunner *runner = srunner_create(suite);
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	add_tests(tcase);
 	tcase_set_timeout(tcase, 120);
 	suite_add_tcase(suite, tcase);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

@@ -7,6 +7,7 @@
 
 #include "include/internal/error.h"
 #include "tests/kernels/buffer.h"
+#include "tests/kernels/run.h"
 #include "tests/kernels/state_problem.h"
 
 #define cuda_ok(call)                                                                      \
@@ -99,16 +100,8 @@ int main(void)
 {
 	Suite *suite = suite_create("kernels/gdn_graph");
 	TCase *tcase = tcase_create("graph");
-	SRunner *runner = srunner_create(suite);
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_add_loop_test(tcase, a_replay_is_the_call_on_whatever_the_arrays_hold, 0, 4);
 	suite_add_tcase(suite, tcase);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

@@ -9,6 +9,7 @@
 #include "include/internal/error.h"
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/problem.h"
+#include "tests/kernels/run.h"
 
 #define cuda_ok(call)                                                                      \
 	do {                                                                               \
@@ -156,17 +157,9 @@ int main(void)
 {
 	Suite *suite = suite_create("kernels/graph");
 	TCase *tcase = tcase_create("graph");
-	SRunner *runner = srunner_create(suite);
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_add_test(tcase, a_captured_step_runs_on_whatever_its_buffers_hold);
 	tcase_add_test(tcase, a_launch_that_fails_says_so_and_leaves_no_error_behind);
 	suite_add_tcase(suite, tcase);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

@@ -6,6 +6,7 @@
 
 #include "include/internal/error.h"
 #include "tests/kernels/buffer.h"
+#include "tests/kernels/run.h"
 #include "tests/kernels/state_problem.h"
 
 #define COUNT(a) (int)(sizeof(a) / sizeof((a)[0]))
@@ -79,21 +80,12 @@ int main(void)
 {
 	Suite *suite = suite_create("kernels/mamba");
 	TCase *tcase = tcase_create("mamba");
-	SRunner *runner = srunner_create(suite);
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_add_loop_test(tcase, a_step_of_every_shape_agrees_with_the_answer, 0,
 			    2 * COUNT(shapes));
 	tcase_add_loop_test(tcase, a_ragged_batch_of_chunks_agrees_with_the_answer, 0, 3);
 	tcase_add_test(tcase, drafts_are_rolled_back_by_naming_an_earlier_state);
 	tcase_set_timeout(tcase, 120);
 	suite_add_tcase(suite, tcase);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

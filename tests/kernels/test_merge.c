@@ -13,6 +13,7 @@
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/number.h"
 #include "tests/kernels/problem.h"
+#include "tests/kernels/run.h"
 #include "tests/support/expect.h"
 
 #define COUNT(a) (int)(sizeof(a) / sizeof((a)[0]))
@@ -387,21 +388,12 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("kernels/merge");
-	SRunner *runner = srunner_create(suite);
 	TCase *tcase = tcase_create("merge");
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	suite_add_tcase(suite, tcase);
 	tcase_add_loop_test(tcase, parts_merge_to_the_whole_and_empty_ones_leave_no_trace, 0,
 			    COUNT(cases));
 	tcase_add_test(tcase, shares_of_ranks_add_up);
 	tcase_add_loop_test(tcase, a_wrong_field_is_named, 0, 13);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

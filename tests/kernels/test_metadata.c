@@ -12,6 +12,7 @@
 #include "include/internal/error.h"
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/number.h"
+#include "tests/kernels/run.h"
 #include "tests/support/expect.h"
 
 #define MAX_SEQS   700
@@ -476,14 +477,8 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("kernels/metadata");
-	SRunner *runner = srunner_create(suite);
 	TCase *tcase = tcase_create("metadata");
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_set_timeout(tcase, 120);
 	suite_add_tcase(suite, tcase);
 	tcase_add_loop_test(tcase, any_batch_has_the_arrays_that_its_lengths_say, 0, 8);
@@ -495,8 +490,5 @@ int main(void)
 	tcase_add_test(tcase, a_pools_block_may_be_larger_than_the_kernels);
 	tcase_add_test(tcase, lengths_that_do_not_fit_are_refused_or_left_out);
 	tcase_add_test(tcase, a_caller_that_knows_fewer_fields_gives_a_smaller_size);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

@@ -13,6 +13,7 @@
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/mla_problem.h"
 #include "tests/kernels/number.h"
+#include "tests/kernels/run.h"
 
 #define COUNT(a) (int)(sizeof(a) / sizeof((a)[0]))
 
@@ -844,13 +845,7 @@ int main(void)
 	Suite *suite = suite_create("kernels/mla");
 	TCase *rows = tcase_create("rows"), *decode = tcase_create("decode");
 	TCase *calls = tcase_create("calls");
-	SRunner *runner = srunner_create(suite);
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_add_loop_test(rows, rows_are_what_the_format_says_and_nothing_else_changes, 0,
 			    2 * COUNT(row_cases));
 	tcase_add_loop_test(rows, a_piece_of_a_context_comes_back_as_it_was_written, 0,
@@ -872,8 +867,5 @@ int main(void)
 	suite_add_tcase(suite, rows);
 	suite_add_tcase(suite, decode);
 	suite_add_tcase(suite, calls);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

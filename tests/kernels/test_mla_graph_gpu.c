@@ -8,6 +8,7 @@
 #include "include/internal/error.h"
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/mla_problem.h"
+#include "tests/kernels/run.h"
 
 #define cuda_ok(call)                                                                      \
 	do {                                                                               \
@@ -96,16 +97,8 @@ int main(void)
 {
 	Suite *suite = suite_create("kernels/mla_graph");
 	TCase *tcase = tcase_create("graph");
-	SRunner *runner = srunner_create(suite);
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_add_loop_test(tcase, a_replay_is_the_call_whatever_the_lengths_have_become, 0, 3);
 	suite_add_tcase(suite, tcase);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

@@ -12,6 +12,7 @@
 #include "include/internal/error.h"
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/number.h"
+#include "tests/kernels/run.h"
 #include "tests/support/expect.h"
 
 #define COUNT(a) (int)(sizeof(a) / sizeof((a)[0]))
@@ -269,19 +270,10 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("kernels/read");
-	SRunner *runner = srunner_create(suite);
 	TCase *tcase = tcase_create("read");
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	suite_add_tcase(suite, tcase);
 	tcase_add_loop_test(tcase, rows_come_back_as_they_lie_in_their_blocks, 0, 60);
 	tcase_add_loop_test(tcase, a_wrong_field_is_named, 0, 15);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

@@ -9,6 +9,7 @@
 
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/number.h"
+#include "tests/kernels/run.h"
 #include "tests/kernels/state_problem.h"
 #include "tests/support/expect.h"
 
@@ -190,20 +191,11 @@ int main(void)
 {
 	Suite *suite = suite_create("kernels/state_forms");
 	TCase *tcase = tcase_create("forms");
-	SRunner *runner = srunner_create(suite);
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	tcase_set_timeout(tcase, 120);
 	tcase_add_loop_test(tcase, a_call_of_many_tokens_equals_as_many_calls_of_one, 0, 2 * COUNT(kinds));
 	tcase_add_loop_test(tcase, a_prompt_in_chunks_equals_one_call, 0, 3 * COUNT(kinds));
 	tcase_add_loop_test(tcase, a_step_of_any_batch_agrees_with_the_answer, 0, 24);
 	suite_add_tcase(suite, tcase);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }

@@ -12,6 +12,7 @@
 #include "tests/kernels/buffer.h"
 #include "tests/kernels/number.h"
 #include "tests/kernels/problem.h"
+#include "tests/kernels/run.h"
 #include "tests/support/expect.h"
 
 #define COUNT(a)    (int)(sizeof(a) / sizeof((a)[0]))
@@ -335,19 +336,10 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("kernels/write_rope");
-	SRunner *runner = srunner_create(suite);
 	TCase *tcase = tcase_create("write_rope");
-	int n_failed;
 
-	if (!buffer_device_present())
-		return 77;
-	if (buffer_device == KV_DEVICE_CUDA)
-		srunner_set_fork_status(runner, CK_NOFORK);
 	suite_add_tcase(suite, tcase);
 	tcase_add_loop_test(tcase, rows_are_normed_turned_and_written, 0, COUNT(cases));
 	tcase_add_loop_test(tcase, rope_names_the_field_that_is_wrong, 0, 11);
-	srunner_run_all(runner, CK_NORMAL);
-	n_failed = srunner_ntests_failed(runner);
-	srunner_free(runner);
-	return n_failed ? 1 : 0;
+	return run_on_device(suite);
 }
