@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The library's ABI: what libkvclient.so exports is what libkvclient.map lists, each under the version that
-brought it; what is listed is declared in a public header and explained there, and the other way round; the
-library needs nothing that a host program wouldn't want.
+brought it; what is listed is declared in a public header and explained there, and the other way round; every
+header is in the umbrella and on the library's page; the library needs nothing that a host program wouldn't want.
 
-usage: symbols.py LIBRARY MAP INCLUDE_FOLDER MAN3
+usage: symbols.py LIBRARY MAP INCLUDE_FOLDER MAN3 PAGE
 """
 import importlib.util
+import pathlib
 import re
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def listed(path):
 
 
 def main():
-    library, map_path, include, man3_path = sys.argv[1:]
+    library, map_path, include, man3_path, page = sys.argv[1:]
     spec = importlib.util.spec_from_file_location("man3", man3_path)
     man3 = importlib.util.module_from_spec(spec)
     sys.dont_write_bytecode = True
@@ -66,6 +67,16 @@ def main():
     for call in calls.values():
         if not call.comment:
             errors.append(f"{call.name}: {call.header} has no comment that begins with its name")
+
+    with open(page, encoding="utf-8") as file:
+        shown = set(re.findall(r"^\|  (\w+\.h)$", file.read(), re.M))
+    with open(f"{include}/kvcached/kvcached.h", encoding="ascii") as file:
+        included = set(re.findall(r"#include <kvcached/(\w+\.h)>", file.read()))
+    headers = {path.name for path in pathlib.Path(include, "kvcached").glob("*.h")} - {"kvcached.h"}
+    for name in sorted(headers - included):
+        errors.append(f"{name} is not included by kvcached.h")
+    for name in sorted(headers ^ shown):
+        errors.append(f"{name} is a header that {page} doesn't show, or shows and isn't there")
 
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-d", library))
     for name in needed:
