@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the table of calls in README.md against the vectors and the library: every kind of tokenspeed's vectors has its
-row, and only those, and what a row names is exported.
+"""Holds the tables of calls in README.md against the vectors and the library: every kind of vectors has its row, and
+only those, and what a row names is exported.
 
 usage: calls.py LIBKVCLIENT_MAP
 """
@@ -16,6 +16,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 def main():
     exported = set(re.findall(r"\b(kv_\w+);", pathlib.Path(sys.argv[1]).read_text()))
     kinds = {v["fn"] for f in (HERE / "tokenspeed").glob("*.json") for v in json.loads(f.read_text())["vectors"]}
+    for folder in ("golden/vllm", "client/golden", "alloc/golden"):
+        kinds |= {f.stem for f in (HERE.parent / folder).glob("*.json")}
     wrong, named, n_calls = [], [], 0
     for line in (HERE / "README.md").read_text().splitlines():
         cells = line.strip("|").split(" | ")
