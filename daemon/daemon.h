@@ -171,6 +171,7 @@ struct kv_pool {
 	int64_t pressed_ns;
 	uint64_t n_recalled;
 	struct kv_books_count *unheld; /* while many are to be evicted: gradual.c; NULL: it doesn't go on */
+	int64_t count_held_ns; /* when it may be counted again who holds what: held.c */
 	uint64_t blocked_in;  /* the pass over the queue in which one of its requests has to wait on */
 	double use_rate;      /* uses of cached blocks a second, of late; share.c */
 	uint64_t use_count;
@@ -197,9 +198,8 @@ struct kv_session {
 	uint64_t bytes;
 	int64_t since_ns;
 	uint64_t n_published;
-	/* For the limit of its user: blocks in quarantine; cached blocks held, and n_published, when
-	 * they were counted last. */
-	uint64_t n_set_aside, n_held, n_published_then;
+	uint64_t n_set_aside; /* blocks in quarantine */
+	uint64_t n_held, n_published_then; /* cached blocks held, and n_published, when they were counted: held.c */
 	int32_t *stack; /* in shm: idle leases */
 	int64_t granted_ns; /* its last LEASE was answered */
 	uint64_t answered; /* record->granted after that: whether it has looked at the answer */
@@ -378,6 +378,9 @@ void kv_queue_forget(struct kv_session *session); /* likewise, without a trace i
 void kv_capacity_serve(struct kv_daemon *d);
 /* Extents that the queue still waits for, on the devices of @pool */
 uint32_t kv_queue_spoken(const struct kv_pool *pool);
+
+/* held.c: kv_session::n_held of all sessions of @pool; of a moment ago, if it was asked for often */
+void kv_held_update(struct kv_pool *pool);
 
 /* recall.c: what sessions hold */
 /* Idle leases of all sessions of @pool but @asking become free. Return: how many. */

@@ -161,9 +161,9 @@ uint32_t kv_recall(struct kv_pool *pool, const struct kv_session *asking)
 /* ---- pressure ---- */
 
 /* Blocks that a session keeps from others. */
-static uint32_t in_use(const struct kv_session *s, const uint32_t *held)
+static uint32_t in_use(const struct kv_session *s)
 {
-	return s->pool->books.n_leased_by[s->slot] - kv_idle(s) + held[s->slot];
+	return s->pool->books.n_leased_by[s->slot] - kv_idle(s) + (uint32_t)s->n_held;
 }
 
 /* Its own request doesn't count: nothing is asked of a session for itself. */
@@ -200,17 +200,16 @@ static void notify(struct kv_session *s, uint32_t n, uint32_t used)
 static void press_pool(struct kv_pool *pool, uint64_t wanted)
 {
 	uint64_t bytes = pool->share_extents * pool->daemon->extents.bytes;
-	uint32_t held[KV_MAX_SESSIONS] = { 0 };
 	uint64_t due, blocks = (wanted + pool->block_bytes - 1) / pool->block_bytes;
 
 	if (!pool->n_sessions)
 		return;
 	bytes = bytes < pool->max_bytes ? bytes : pool->max_bytes;
 	due = bytes / pool->block_bytes / pool->n_sessions;
-	kv_books_count(&pool->books, NULL, held);
+	kv_held_update(pool);
 	for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++) {
 		struct kv_session *s = pool->slots[i];
-		uint64_t used = s && s->peer->fd >= 0 ? in_use(s, held) : 0;
+		uint64_t used = s && s->peer->fd >= 0 ? in_use(s) : 0;
 
 		if (s && s->pressure_blocks && used <= s->pressure_target)
 			withdraw(s);
@@ -252,12 +251,10 @@ void kv_pressure_end(struct kv_daemon *d)
 
 bool kv_pressure_refuses(struct kv_session *s)
 {
-	uint32_t held[KV_MAX_SESSIONS] = { 0 };
-
 	if (!s->pressure_blocks || kv_now() < s->pressure_deadline)
 		return false;
-	kv_books_count(&s->pool->books, NULL, held);
-	if (another_waits(s) && in_use(s, held) > s->pressure_target)
+	kv_held_update(s->pool);
+	if (another_waits(s) && in_use(s) > s->pressure_target)
 		return true;
 	withdraw(s);
 	return false;

@@ -108,7 +108,6 @@ void kv_show_block(struct kv_peer *peer, const struct kv_msg_block *msg)
 {
 	kv_cleanup(kv_freep) struct kv_msg_block_shown *reply = calloc(1, KV_WIRE_MAX);
 	struct kv_pool *pool = kv_pool_find(peer->daemon, msg->pool);
-	uint32_t leased[KV_MAX_SESSIONS] = { 0 }, held[KV_MAX_SESSIONS] = { 0 };
 	int r = kv_user_may_open(peer, msg->pool, true);
 	struct kv_session_stats *sessions;
 	uint32_t size;
@@ -125,11 +124,13 @@ void kv_show_block(struct kv_peer *peer, const struct kv_msg_block *msg)
 		return;
 	}
 	describe(pool, (int32_t)msg->id, &reply->block);
-	kv_books_count(&pool->books, leased, held);
+	kv_held_update(pool);
 	sessions = (struct kv_session_stats *)reply->items;
 	for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++) {
 		if (pool->slots[i] && has_it(pool, i, (int32_t)msg->id))
-			kv_control_session(pool->slots[i], leased[i], held[i], &sessions[reply->n_sessions++]);
+			kv_control_session(pool->slots[i], pool->books.n_leased_by[i],
+					   (uint32_t)pool->slots[i]->n_held,
+					   &sessions[reply->n_sessions++]);
 	}
 	reply->block.n_sessions = reply->n_sessions;
 	size = (uint32_t)sizeof(*reply) + reply->n_sessions * (uint32_t)sizeof(*sessions);

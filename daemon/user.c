@@ -131,21 +131,12 @@ static void count_held(struct kv_user *user)
 	user->counted_ns = kv_now();
 	for (struct kv_link *l = user->daemon->pools.next; l != &user->daemon->pools; l = l->next) {
 		struct kv_pool *pool = kv_container_of(l, struct kv_pool, link);
-		uint32_t held[KV_MAX_SESSIONS] = {0}, n = 0;
+		uint32_t n = 0;
 
 		for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++)
 			n += is_of(pool->slots[i], user);
-		if (!n)
-			continue;
-		kv_books_count(&pool->books, NULL, held);
-		for (uint32_t i = 0; i < KV_MAX_SESSIONS; i++) {
-			struct kv_session *s = pool->slots[i];
-
-			if (is_of(s, user)) {
-				s->n_held = held[i];
-				s->n_published_then = s->n_published;
-			}
-		}
+		if (n)
+			kv_held_update(pool);
 	}
 }
 

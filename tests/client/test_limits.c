@@ -12,6 +12,7 @@
 
 #include "tests/support/client.h"
 #include "tests/support/process.h"
+#include "tests/support/raw_session.h"
 
 #define MIB	((uint64_t)1 << 20)
 #define ARENA	(64 * MIB)
@@ -32,6 +33,22 @@ static void teardown(void)
 	books_balance(client);
 	kv_disconnect(client);
 	daemon_stop();
+}
+
+/* CPU time of the worker. */
+static uint64_t cpu_ns(void)
+{
+	unsigned long long ns = 0;
+	char path[64];
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%llu/schedstat",
+		 (unsigned long long)daemon_stats(client).worker_pid);
+	f = fopen(path, "r");
+	ck_assert_ptr_nonnull(f);
+	ck_assert_int_eq(fscanf(f, "%llu", &ns), 1);
+	fclose(f);
+	return ns;
 }
 
 static int set(const char *name, uint32_t change, uint64_t min, uint64_t max, uint32_t weight)
@@ -613,6 +630,48 @@ START_TEST(who_has_more_than_its_share_is_asked_and_gets_no_more_if_it_does_not_
 }
 END_TEST
 
+#define N_HELD 290 /* prompts */
+
+START_TEST(leases_of_who_is_refused_cost_the_daemon_little_however_large_the_cache)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 30000);
+	struct raw_session greedy = raw_session("pool", 0);
+	struct process *needy;
+	struct kv_seq *held[N_HELD];
+	static int32_t taken[10700];
+	uint64_t start, pings, refusals;
+
+	for (int i = 0; i < N_HELD; i++)
+		held[i] = seq_published(client, pool, i, 64 * BLOCK_TOKENS);
+	raw_lease(&greedy, 10700, TIMEOUT);
+	ck_assert_int_eq(raw_leased(&greedy, NULL), 0);
+	ck_assert_uint_eq(raw_take(&greedy, taken, 10700), 10700);
+	needy = process_start(waits_for, (void *)(intptr_t)4000);
+	process_hear(needy);
+	wait_until(kv_load_acquire(&greedy.shm->pressure_blocks) > 0);
+	while (now_ns() < kv_load_relaxed(&greedy.shm->pressure_deadline) + 20 * KV_MSEC)
+		sleep_ms(5);
+	start = cpu_ns();
+	for (int i = 0; i < 1000; i++)
+		raw_ping(&greedy);
+	pings = cpu_ns() - start;
+	start = cpu_ns();
+	for (int i = 0; i < 1000; i++) {
+		raw_lease(&greedy, 1, 0);
+		ck_assert_int_eq(raw_leased(&greedy, NULL), KV_NO_ROOM);
+	}
+	refusals = cpu_ns() - start;
+	/* Two walks over the blocks for each would be ten times as much. */
+	expect(refusals < 4 * pings, "1000 refusals cost %llu us, 1000 pings %llu us",
+	       (unsigned long long)refusals / 1000, (unsigned long long)pings / 1000);
+	process_kill(needy);
+	for (int i = 0; i < N_HELD; i++)
+		kv_seq_free(held[i], NULL);
+	raw_session_close(&greedy);
+	kv_pool_close(pool);
+}
+END_TEST
+
 /* A thread of an engine that does nothing but wait for notices. */
 static void *waits_for_notices(void *arg)
 {
@@ -696,21 +755,6 @@ END_TEST
 
 /* ---- an idle daemon ---- */
 
-static uint64_t cpu_ns(void)
-{
-	unsigned long long ns = 0;
-	char path[64];
-	FILE *f;
-
-	snprintf(path, sizeof(path), "/proc/%llu/schedstat",
-		 (unsigned long long)daemon_stats(client).pid);
-	f = fopen(path, "r");
-	ck_assert_ptr_nonnull(f);
-	ck_assert_int_eq(fscanf(f, "%llu", &ns), 1);
-	fclose(f);
-	return ns;
-}
-
 START_TEST(a_daemon_with_nothing_to_do_uses_no_cpu)
 {
 	struct kv_pool *a = pool_new(client, "a", 0), *b = pool_new(client, "b", 0);
@@ -761,6 +805,7 @@ static Suite *suite(void)
 	tcase_add_loop_test(
 		tcase,
 		who_has_more_than_its_share_is_asked_and_gets_no_more_if_it_does_not_answer, 0, 2);
+	tcase_add_test(tcase, leases_of_who_is_refused_cost_the_daemon_little_however_large_the_cache);
 	tcase_add_test(tcase, a_thread_that_sleeps_for_a_notice_is_woken_by_it);
 	tcase_add_test(tcase,
 		       a_notice_ends_with_those_who_waited_even_while_who_got_it_waits_itself);
