@@ -205,6 +205,7 @@ struct kv_session {
 	uint64_t answered; /* record->granted after that: whether it has looked at the answer */
 	/* Pressure: it holds more than its share while others wait. */
 	bool recalling; /* in kv_recall() */
+	int64_t withheld_ns; /* since then its idle leases could not be called back; 0: they could */
 	uint32_t pressure_target; /* what it may keep */
 	uint32_t pressure_blocks; /* that it was asked to give back; 0: none */
 	int64_t pressure_deadline;

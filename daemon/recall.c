@@ -25,6 +25,8 @@
 /* How long a session has to answer a notice, and how often notices are worked out. */
 #define PRESSURE_WAIT  KV_SEC
 #define PRESSURE_PAUSE (20 * KV_MSEC)
+/* A client is in a call that looks at its idle leases for microseconds; one that is stopped there, or lies, for ever. */
+#define WITHHELD_WAIT (100 * KV_MSEC)
 
 uint32_t kv_idle(const struct kv_session *s)
 {
@@ -150,8 +152,12 @@ uint32_t kv_recall(struct kv_pool *pool, const struct kv_session *asking)
 		if (!s || !s->recalling)
 			continue;
 		s->recalling = false;
-		if ((ordered || kv_load_relaxed(&s->shm->fenced)) && !kv_load_seq(&s->shm->busy))
+		if ((ordered || kv_load_relaxed(&s->shm->fenced)) && !kv_load_seq(&s->shm->busy)) {
 			n += take_back(s);
+			s->withheld_ns = 0;
+		} else if (!s->withheld_ns) {
+			s->withheld_ns = now;
+		}
 		kv_store_release(&s->shm->recall, 0);
 	}
 	pool->n_recalled += n;
@@ -160,10 +166,15 @@ uint32_t kv_recall(struct kv_pool *pool, const struct kv_session *asking)
 
 /* ---- pressure ---- */
 
-/* Blocks that a session keeps from others. */
+/*
+ * Blocks that a session keeps from others. Idle leases are none of them while they can be called back: what
+ * its pages say of them is believed no longer when that has failed for a while.
+ */
 static uint32_t in_use(const struct kv_session *s)
 {
-	return s->pool->books.n_leased_by[s->slot] - kv_idle(s) + (uint32_t)s->n_held;
+	bool withheld = s->withheld_ns && kv_now() - s->withheld_ns > WITHHELD_WAIT;
+
+	return s->pool->books.n_leased_by[s->slot] - (withheld ? 0 : kv_idle(s)) + (uint32_t)s->n_held;
 }
 
 /* Its own request doesn't count: nothing is asked of a session for itself. */

@@ -630,6 +630,37 @@ START_TEST(who_has_more_than_its_share_is_asked_and_gets_no_more_if_it_does_not_
 }
 END_TEST
 
+/* Who speaks the protocol itself and says of its idle leases what it likes. */
+START_TEST(who_lies_about_its_idle_leases_is_asked_and_gets_no_more_all_the_same)
+{
+	struct kv_pool *pool = pool_new(client, "pool", 1000);
+	struct raw_session liar = raw_session("pool", 0);
+	struct process *needy;
+	static int32_t taken[900];
+	uint32_t n;
+
+	raw_lease(&liar, 900, TIMEOUT);
+	ck_assert_int_eq(raw_leased(&liar, &n), 0);
+	ck_assert_uint_eq(raw_take(&liar, taken, 900), 900);
+	if (_i) { /* all are, but it is always just looking at them */
+		kv_store_release(&liar.shm->n_stack, 900);
+		kv_store_seq(&liar.shm->busy, 1);
+	} /* or none is */
+	needy = process_start(waits_for, (void *)(intptr_t)400);
+	process_hear(needy);
+	wait_until(kv_load_acquire(&liar.shm->pressure_blocks) > 0);
+	while (now_ns() < kv_load_relaxed(&liar.shm->pressure_deadline) + 20 * KV_MSEC)
+		sleep_ms(5);
+	/* Refused at once. */
+	raw_lease(&liar, 1, TIMEOUT);
+	ck_assert(raw_is_answered(&liar, 1000));
+	ck_assert_int_eq(raw_leased(&liar, &n), KV_NO_ROOM);
+	process_kill(needy);
+	raw_session_end(&liar);
+	kv_pool_close(pool);
+}
+END_TEST
+
 #define N_HELD 290 /* prompts */
 
 START_TEST(leases_of_who_is_refused_cost_the_daemon_little_however_large_the_cache)
@@ -805,6 +836,7 @@ static Suite *suite(void)
 	tcase_add_loop_test(
 		tcase,
 		who_has_more_than_its_share_is_asked_and_gets_no_more_if_it_does_not_answer, 0, 2);
+	tcase_add_loop_test(tcase, who_lies_about_its_idle_leases_is_asked_and_gets_no_more_all_the_same, 0, 2);
 	tcase_add_test(tcase, leases_of_who_is_refused_cost_the_daemon_little_however_large_the_cache);
 	tcase_add_test(tcase, a_thread_that_sleeps_for_a_notice_is_woken_by_it);
 	tcase_add_test(tcase,
