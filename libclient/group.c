@@ -7,11 +7,6 @@
 #include "include/internal/killpoint.h"
 #include "libclient/group.h"
 
-static bool is_state(const struct kv_groups *groups, uint32_t g)
-{
-	return groups->groups[g].kind == KV_GROUP_STATE;
-}
-
 static size_t gcd(size_t a, size_t b)
 {
 	while (b) {
@@ -74,7 +69,7 @@ static int work_out_units(struct kv_groups *groups)
 	groups->unit = 1;
 	for (uint32_t i = 0; i < groups->n; i++) {
 		const struct kv_group *g = &groups->groups[i];
-		size_t own = is_state(groups, i) ? g->interval : g->pool->head.block_tokens;
+		size_t own = kv_group_is_state(groups, i) ? g->interval : g->pool->head.block_tokens;
 
 		groups->unit = groups->unit / gcd(groups->unit, own) * own;
 		if (groups->unit > (size_t)1 << 40)
@@ -90,7 +85,7 @@ static int work_out_units(struct kv_groups *groups)
 	if (!groups->digest_unit)
 		groups->digest_unit = groups->unit;
 	for (uint32_t i = 0; i < groups->n; i++) {
-		if (is_state(groups, i) && groups->unit != groups->groups[i].interval)
+		if (kv_group_is_state(groups, i) && groups->unit != groups->groups[i].interval)
 			return kv_error(-EINVAL, "groups[%u].interval: %u given; it must be a multiple of "
 					"all groups' blocks and the same for all states: %zu",
 					i, groups->groups[i].interval, groups->unit);
@@ -180,7 +175,7 @@ KV_PUBLIC int kv_gseq_new(struct kv_groups *groups, struct kv_gseq **ret)
 		struct kv_item which = { .tag = KV_TAG_GROUP, .bytes = (uint8_t *)&ordinal,
 					 .n_bytes = sizeof(ordinal) };
 
-		if (is_state(groups, g))
+		if (kv_group_is_state(groups, g))
 			continue;
 		r = kv_seq_new(groups->groups[g].pool, &seq->seqs[g]);
 		if (r < 0)
@@ -318,145 +313,6 @@ void kv_gseq_cut_digests(struct kv_gseq *seq)
 		seq->n_hashed = 0;
 }
 
-/* ---- room ---- */
-
-/* What a reservation takes: of a pool all at once, for all of its groups. */
-struct taken {
-	kv_block_id *ids; /* those of group g from at[g] on, then room for what a pool gives */
-	uint32_t must[KV_MAX_GROUPS], may[KV_MAX_GROUPS];
-	uint32_t at[KV_MAX_GROUPS], n[KV_MAX_GROUPS]; /* n: how many it has by now */
-	uint32_t end;
-};
-
-static int count_need(const struct kv_gseq *seq, size_t n_tokens, struct taken *t)
-{
-	const struct kv_groups *groups = seq->groups;
-	size_t n_must = 0;
-
-	for (uint32_t g = 0; g < groups->n; g++) {
-		int r = 0;
-
-		t->may[g] = 0;
-		if (is_state(groups, g))
-			kv_gstate_need(seq, g, n_tokens, &t->must[g], &t->may[g]);
-		else
-			r = kv_seq_need(seq->seqs[g], n_tokens, &t->must[g]);
-		if (r)
-			return r;
-		t->at[g] = t->end;
-		t->end += t->must[g] + t->may[g];
-		n_must += t->must[g];
-	}
-	t->ids = malloc((t->end + n_must + 1) * sizeof(*t->ids));
-	return t->ids ? 0 : kv_no_memory();
-}
-
-/* What group @g and those behind it must have of its pool; 0 if one before it has asked for them. */
-static uint32_t must_of_pool(const struct kv_groups *groups, const struct taken *t, uint32_t g)
-{
-	const struct kv_pool *pool = groups->groups[g].pool;
-	uint32_t n = 0;
-
-	for (uint32_t i = 0; i < g; i++) {
-		if (groups->groups[i].pool == pool)
-			return 0;
-	}
-	for (; g < groups->n; g++)
-		n += groups->groups[g].pool == pool ? t->must[g] : 0;
-	return n;
-}
-
-static void deal_out(const struct kv_groups *groups, struct taken *t, uint32_t g)
-{
-	const struct kv_pool *pool = groups->groups[g].pool;
-	const kv_block_id *next = t->ids + t->end;
-
-	for (; g < groups->n; g++) {
-		if (groups->groups[g].pool != pool)
-			continue;
-		memcpy(t->ids + t->at[g], next, t->must[g] * sizeof(*next));
-		next += t->must[g];
-		t->n[g] = t->must[g];
-	}
-}
-
-/*
- * Asked for group by group, the first one's blocks would cost a pool some of its cache also where the others
- * get none.
- */
-static int take(const struct kv_gseq *seq, struct taken *t, int64_t timeout)
-{
-	int64_t deadline = kv_until(timeout);
-	const struct kv_groups *groups = seq->groups;
-
-	for (uint32_t g = 0; g < groups->n; g++) {
-		int64_t left = timeout > 0 ? deadline - kv_now() : 0;
-		uint32_t n = must_of_pool(groups, t, g);
-		int r;
-
-		kv_later_poll(groups->groups[g].pool);
-		if (!n)
-			continue;
-		r = kv_magazine_take(groups->groups[g].pool, n, t->ids + t->end, left > 0 ? left : 0);
-		if (r)
-			return r;
-		deal_out(groups, t, g);
-	}
-	/* Checkpoints are worth a try, not a wait: as many as there are. */
-	for (uint32_t g = 0; g < groups->n; g++) {
-		kv_block_id *ids = t->ids + t->at[g] + t->n[g];
-
-		while (t->may[g] && kv_magazine_take(groups->groups[g].pool, t->may[g], ids, 0))
-			t->may[g] /= 2;
-		t->n[g] += t->may[g];
-	}
-	return 0;
-}
-
-static int reserve(struct kv_gseq *seq, size_t n_tokens, int64_t timeout)
-{
-	const struct kv_groups *groups = seq->groups;
-	struct taken t = { 0 };
-	uint32_t g = 0;
-	int r = count_need(seq, n_tokens, &t);
-
-	if (!r)
-		r = take(seq, &t, timeout);
-	for (; g < groups->n && !r; g++) {
-		const kv_block_id *ids = t.ids + t.at[g];
-
-		r = is_state(groups, g) ? kv_gstate_reserve(seq, g, ids, t.may[g]) :
-		    t.must[g]		? kv_seq_extend(seq->seqs[g], n_tokens, ids) :
-					  0;
-		if (r)
-			break;
-	}
-	/* What was taken for groups that it didn't come to goes back. */
-	for (; r && g < groups->n; g++) {
-		for (uint32_t i = 0; i < t.n[g]; i++)
-			kv_block_release(groups->groups[g].pool, t.ids[t.at[g] + i]);
-	}
-	free(t.ids);
-	return r;
-}
-
-KV_PUBLIC int kv_gseq_reserve(struct kv_gseq *seq, size_t n_tokens, int64_t timeout)
-{
-	int64_t first = seq->n_partial && timeout > KV_PARTIAL_WAIT ? KV_PARTIAL_WAIT : timeout;
-	int r = kv_forked(seq->groups->groups[0].pool->fork_generation);
-
-	if (r < 0)
-		return r;
-	r = reserve(seq, n_tokens, first);
-	if (r == KV_NO_ROOM && seq->n_partial) {
-		kv_gseq_step_back(seq, seq->len - seq->n_partial);
-		r = reserve(seq, n_tokens, timeout - first);
-	}
-	if (!r && n_tokens > seq->len)
-		seq->n_partial = 0;
-	return r;
-}
-
 /* ---- steps ---- */
 
 static int check_append(const struct kv_gseq *seq, size_t n)
@@ -464,7 +320,7 @@ static int check_append(const struct kv_gseq *seq, size_t n)
 	for (uint32_t g = 0; g < seq->groups->n; g++) {
 		const struct kv_seq *part = seq->seqs[g];
 
-		if (is_state(seq->groups, g)) {
+		if (kv_group_is_state(seq->groups, g)) {
 			if (!kv_gstate_may_step(seq, g))
 				return kv_error(-ENOSPC, "append: group %u has no row to write to; reserve "
 						"first", g);
@@ -492,14 +348,14 @@ KV_PUBLIC int kv_gseq_append(struct kv_gseq *seq, const int32_t *tokens, size_t 
 		r = kv_seq_grow((void **)&seq->tokens, &seq->tokens_room, to, sizeof(*tokens));
 	/* All memory first: then it goes on in every group. */
 	for (uint32_t g = 0; g < seq->groups->n && !r; g++) {
-		if (!is_state(seq->groups, g))
+		if (!kv_group_is_state(seq->groups, g))
 			r = kv_seq_make_room(seq->seqs[g], to, seq->seqs[g]->n_blocks);
 	}
 	if (r < 0)
 		return r;
 	kv_gseq_begin(seq);
 	for (uint32_t g = 0; g < seq->groups->n && !r; g++)
-		r = is_state(seq->groups, g) ? kv_gstate_step(seq, g, to) :
+		r = kv_group_is_state(seq->groups, g) ? kv_gstate_step(seq, g, to) :
 					       kv_seq_append(seq->seqs[g], tokens, n);
 	if (r < 0)
 		return r;
@@ -521,7 +377,7 @@ KV_PUBLIC int kv_gseq_fork(struct kv_gseq *seq, struct kv_gseq **ret)
 		r = kv_seq_grow((void **)&child->digests, &child->digests_room, seq->n_digests,
 				sizeof(*seq->digests));
 	for (uint32_t g = 0; g < groups->n && !r; g++) {
-		if (is_state(groups, g)) {
+		if (kv_group_is_state(groups, g)) {
 			r = kv_gstate_fork(seq, child, g);
 			continue;
 		}
@@ -552,7 +408,7 @@ static int check_rollback(const struct kv_gseq *seq, uint32_t g, size_t n)
 	uint32_t size = group->pool->head.block_tokens;
 	kv_block_id row;
 
-	if (is_state(seq->groups, g)) {
+	if (kv_group_is_state(seq->groups, g)) {
 		if (kv_gstate_row_at(seq, g, n, &row))
 			return 0;
 		return kv_error(-ENODATA, "rollback: to %zu; group %u has a state at %zu%s", n, g,
@@ -577,7 +433,7 @@ KV_PUBLIC int kv_gseq_rollback(struct kv_gseq *seq, size_t n_tokens, void *strea
 	for (uint32_t g = 0; g < seq->groups->n && !r; g++)
 		r = check_rollback(seq, g, n_tokens);
 	for (uint32_t g = 0; g < seq->groups->n && !r; g++)
-		r = is_state(seq->groups, g) ? kv_gstate_rollback(seq, g, n_tokens, stream) :
+		r = kv_group_is_state(seq->groups, g) ? kv_gstate_rollback(seq, g, n_tokens, stream) :
 					       kv_seq_rollback(seq->seqs[g], n_tokens, stream);
 	if (r < 0)
 		return r;
@@ -597,7 +453,7 @@ KV_PUBLIC int kv_gseq_publish(struct kv_gseq *seq, void *stream)
 	if (!r && seq->groups->needs_digests)
 		r = kv_gseq_digest(seq, seq->tokens, seq->len);
 	for (uint32_t g = 0; g < seq->groups->n && !r; g++) {
-		r = is_state(seq->groups, g) ? kv_gstate_publish(seq, g, stream) :
+		r = kv_group_is_state(seq->groups, g) ? kv_gstate_publish(seq, g, stream) :
 					       kv_seq_publish(seq->seqs[g], stream);
 		KV_KILLPOINT(client_group_published);
 	}
@@ -636,7 +492,7 @@ KV_PUBLIC int kv_gseq_done(struct kv_gseq *seq, size_t n_tokens, void *stream)
 		r = kv_error(-EINVAL, "done: %zu tokens, the sequence has %zu", n_tokens, seq->len);
 	seq->n_partial = 0; /* windows move on: there is no way back */
 	for (uint32_t g = 0; g < seq->groups->n && !r; g++) {
-		if (is_state(seq->groups, g))
+		if (kv_group_is_state(seq->groups, g))
 			r = kv_gstate_flush(seq, g, stream);
 		else if (seq->groups->groups[g].kind != KV_GROUP_FULL)
 			r = move_window(seq, g, n_tokens, stream);
@@ -654,7 +510,7 @@ KV_PUBLIC size_t kv_gseq_stop(const struct kv_gseq *seq)
 	for (uint32_t g = 0; g < seq->groups->n; g++) {
 		size_t interval = seq->groups->groups[g].interval;
 
-		if (is_state(seq->groups, g))
+		if (kv_group_is_state(seq->groups, g))
 			return interval - seq->len % interval;
 	}
 	return SIZE_MAX;

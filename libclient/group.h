@@ -6,6 +6,7 @@
  *   group_find.c   the longest prefix that all groups have
  *   group_partial.c  and into the blocks behind it
  *   group_promise.c  waiting for what others compute
+ *   group_room.c   room in all groups, or in none
  *   group_state.c  rows of states: which is read, which is written, which are kept
  */
 #ifndef KV_LIBCLIENT_GROUP_H
@@ -94,6 +95,11 @@ void kv_gseq_keep_promises(struct kv_gseq *seq); /* what was computed has been p
 
 void kv_gstate_init(struct kv_gstate *state);
 void kv_gstate_deinit(struct kv_gstate *state, struct kv_pool *pool, void *stream);
+static inline bool kv_group_is_state(const struct kv_groups *groups, uint32_t group)
+{
+	return groups->groups[group].kind == KV_GROUP_STATE;
+}
+
 /* kv_gstate_need() - rows that must be had to go on to @n_tokens, and those for checkpoints */
 void kv_gstate_need(const struct kv_gseq *seq, uint32_t group, size_t n_tokens, uint32_t *ret_must,
 		   uint32_t *ret_may);
