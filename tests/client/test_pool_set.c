@@ -88,8 +88,8 @@ static void sleeps(struct process *self, void *arg)
 	struct kv_pool *pool = pool_new(own, arg, 0);
 	static kv_block_id ids[ALL];
 
-	for (int32_t i = 0; i < 40 * 8; i++)
-		kv_seq_free(seq_published(own, pool, 1 + i, 64 * BLOCK_TOKENS), NULL);
+	for (int32_t i = 0; i < 40; i++)
+		kv_seq_free(seq_published(own, pool, 1 + i, BLOCKS * BLOCK_TOKENS), NULL);
 	for (int i = 0; i < 20; i++) {
 		must(kv_blocks_take(pool, 120, ids, TIMEOUT));
 		must(kv_blocks_give(pool, 120, ids));
@@ -251,12 +251,12 @@ static void reads(struct process *self, void *arg)
 	struct kv_client *own = client_new();
 	struct kv_pool *pool = pool_new(own, arg, 0);
 
-	for (int32_t i = 0; i < 28 * 8; i++)
-		kv_seq_free(seq_published(own, pool, 1 + i, 64 * BLOCK_TOKENS), NULL);
+	for (int32_t i = 0; i < 28; i++)
+		kv_seq_free(seq_published(own, pool, 1 + i, BLOCKS * BLOCK_TOKENS), NULL);
 	process_say(self, 0);
 	while (!atomic_load(&seen->stop)) {
-		for (int32_t i = 0; i < 28 * 8; i++)
-			hit_of(pool, 1 + i, 64 * BLOCK_TOKENS + 1);
+		for (int32_t i = 0; i < 28; i++)
+			hit_of(pool, 1 + i, BLOCKS * BLOCK_TOKENS + 1);
 		atomic_fetch_add(&seen->round, 1);
 	}
 	kv_pool_close(pool);
@@ -268,8 +268,8 @@ static void fills(struct process *self, void *arg)
 	struct kv_client *own = client_new();
 	struct kv_pool *pool = pool_new(own, arg, 0);
 
-	for (int32_t i = 0; i < 28 * 8; i++)
-		kv_seq_free(seq_published(own, pool, 1 + i, 64 * BLOCK_TOKENS), NULL);
+	for (int32_t i = 0; i < 28; i++)
+		kv_seq_free(seq_published(own, pool, 1 + i, BLOCKS * BLOCK_TOKENS), NULL);
 	process_say(self, 0);
 	process_wait(self);
 	kv_pool_close(pool);
