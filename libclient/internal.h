@@ -300,6 +300,12 @@ void kv_seq_discard(struct kv_seq *seq); /* its memory alone */
  * said of the prompt (extras) stays
  */
 void kv_seq_let_go(struct kv_seq *seq, size_t n_tokens);
+/* kv_seq_found() - its tokens may be those of another prompt by now: then nothing is kept for kv_seq_resume() */
+static inline void kv_seq_found(struct kv_seq *seq, const int32_t *tokens)
+{
+	if (seq->len && tokens != seq->tokens)
+		seq->n_preempted = 0;
+}
 /* kv_seq_adopt_partial() - the next @n tokens are the first ones of a block that is held. 0 or -ENOMEM */
 int kv_seq_adopt_partial(struct kv_seq *seq, kv_block_id id, const int32_t *tokens, size_t n);
 /* kv_seq_make_room() - in its arrays, for a prompt. 0 or -ENOMEM */

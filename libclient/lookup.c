@@ -318,6 +318,7 @@ KV_PUBLIC int kv_seq_lookup(struct kv_seq *seq, const int32_t *tokens, size_t n,
 	size_t before = seq->len;
 	int r = timed_lookup(seq, tokens, n, ret_hit);
 
+	kv_seq_found(seq, tokens);
 	if (!r && kv_is_traced(seq->pool) && !seq->is_part)
 		kv_trace_note(seq, tokens, n, *ret_hit - before);
 	return r;

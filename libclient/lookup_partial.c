@@ -95,6 +95,7 @@ KV_PUBLIC int kv_seq_lookup_partial(struct kv_seq *seq, const int32_t *tokens, s
 	if (r < 0)
 		return r;
 	r = go_on(seq, tokens, n ? n - 1 : 0);
+	kv_seq_found(seq, tokens);
 	if (r < 0)
 		return r;
 	if (kv_is_traced(seq->pool) && !seq->is_part)

@@ -159,7 +159,8 @@ int kv_seq_publish(struct kv_seq *seq, void *stream);
  *
  * Complete blocks are published first, so they stay cached while there is room for them. From then on len
  * and capacity are 0; tokens, fields and extras are kept for kv_seq_resume(). Promises end. The next
- * append makes it an ordinary sequence, and so does a rollback to 0. A fork is preempted as well.
+ * append makes it an ordinary sequence, and so does a rollback to 0, or a search for other tokens. A fork is
+ * preempted as well.
  * Return: 0; of kv_seq_publish(), then nothing has changed; -EIO.
  */
 int kv_seq_preempt(struct kv_seq *seq, void *stream);

@@ -365,6 +365,34 @@ START_TEST(where_there_is_no_room_for_source_and_copy_it_is_a_plain_hit)
 }
 END_TEST
 
+/* It could be resumed, and had the first tokens of one prompt and the others of another. */
+START_TEST(another_prompt_ends_what_was_kept_of_a_preempted_sequence_also_where_it_finds_no_room)
+{
+	kv_block_id ids[N_BLOCKS];
+	struct kv_seq *seq;
+	uint32_t n = 0;
+	size_t hit;
+
+	cached_by_another(&(struct branch){1, MAX_LEN, SIZE}, 1);
+	must(kv_seq_new(pool, &seq));
+	must(kv_seq_reserve(seq, 20, TIMEOUT));
+	must(kv_seq_append(seq, branch(7, 0, 20), 20));
+	must(kv_seq_preempt(seq, NULL));
+	must(kv_seq_lookup_partial(seq, branch(8, 0, SIZE + 1), SIZE + 1, &hit));
+	ck_assert_uint_eq(hit, 0);
+	ck_assert_uint_eq(kv_seq_preempted(seq), 20);
+	must(kv_seq_lookup_partial(seq, branch(5, 9, SIZE + 1), SIZE + 1, &hit));
+	ck_assert_uint_eq(hit, 9);
+	while (!kv_blocks_take(pool, 1, &ids[n], 0))
+		n++;
+	ck_assert_int_eq(kv_seq_reserve(seq, 2 * SIZE, 0), KV_NO_ROOM);
+	ck_assert_uint_eq(kv_seq_len(seq), 0);
+	expect(!kv_seq_preempted(seq), "%zu tokens can be resumed, the first of another prompt", kv_seq_preempted(seq));
+	kv_seq_free(seq, NULL);
+	must(kv_blocks_give(pool, n, ids));
+}
+END_TEST
+
 START_TEST(a_sequence_that_has_its_blocks_already_has_the_copy_noted_at_once)
 {
 	const int32_t *tokens;
@@ -618,6 +646,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, the_source_stays_until_the_copy_is_done_whatever_others_need);
 	tcase_add_test(tcase, nobody_waits_for_a_block_that_is_held_for_a_part_of_it);
 	tcase_add_test(tcase, where_there_is_no_room_for_source_and_copy_it_is_a_plain_hit);
+	tcase_add_test(tcase, another_prompt_ends_what_was_kept_of_a_preempted_sequence_also_where_it_finds_no_room);
 	tcase_add_test(tcase, a_sequence_that_has_its_blocks_already_has_the_copy_noted_at_once);
 	tcase_add_test(tcase, forks_of_a_partial_hit_each_have_their_copy);
 	tcase_add_test(tcase, a_partial_hit_is_given_up_by_a_rollback_and_by_preemption);
