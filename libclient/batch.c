@@ -49,6 +49,11 @@ KV_PUBLIC int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *
 		return kv_error(-EINVAL,
 				"batch: max_seqs %zu, max_tokens %zu, max_blocks_per_seq %zu given; "
 				"1..2^24, 1..2^30, 1..2^24 are allowed", seqs, tokens, width);
+	/* Before any build: one that fails would have taken the noted copies along. */
+	if (o.cp_size > 65536 || o.cp_rank >= (o.cp_size ? o.cp_size : 1) || o.cp_interleave > KV_MAX_BLOCK_TOKENS)
+		return kv_error(-EINVAL,
+				"batch: cp_size %u, cp_rank %u, cp_interleave %u given; 0..65536, below cp_size, 0..%u "
+				"are allowed", o.cp_size, o.cp_rank, o.cp_interleave, KV_MAX_BLOCK_TOKENS);
 	b = calloc(1, sizeof(*b));
 	if (!b)
 		return kv_no_memory();

@@ -84,7 +84,7 @@ struct kv_batch_note {
 	const int32_t (*docs)[2]; /* [n_docs] first and last position */
 };
 
-/* kv_batch_new() - Return: 0; -EINVAL for a size of 0; -ENOMEM. */
+/* kv_batch_new() - Return: 0; -EINVAL for a size of 0, or a rank that can't be; -ENOMEM. */
 int kv_batch_new(struct kv_pool *pool, const struct kv_batch_options *options,
 		 struct kv_batch **ret);
 

@@ -386,6 +386,23 @@ START_TEST(a_batch_of_no_size_is_refused)
 }
 END_TEST
 
+/* Once each build of it failed, and the first took the copies along that others had noted. */
+START_TEST(a_batch_of_a_rank_that_cannot_be_is_refused_before_it_takes_copies)
+{
+	static const struct kv_batch_options ranks[] = {
+		{.cp_size = 2, .cp_rank = 2}, {.cp_rank = 1}, {.cp_size = UINT32_MAX}, {.cp_interleave = UINT32_MAX}};
+
+	for (size_t i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i++) {
+		struct kv_batch_options o = ranks[i];
+		struct kv_batch *b;
+
+		o.size = sizeof(o);
+		o.max_seqs = o.max_tokens = o.max_blocks_per_seq = 4;
+		refused(kv_batch_new(pool, &o, &b), -EINVAL, "cp_rank");
+	}
+}
+END_TEST
+
 START_TEST(copies_of_a_pool_that_is_not_mapped_go_to_who_maps_it)
 {
 	struct kv_pool *scheduler = pool_new(client, "pool", 0);
@@ -476,6 +493,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, draft_tokens_go_where_the_table_says);
 	tcase_add_test(tcase, what_exceeds_a_batch_is_named_and_changes_nothing);
 	tcase_add_test(tcase, a_batch_of_no_size_is_refused);
+	tcase_add_test(tcase, a_batch_of_a_rank_that_cannot_be_is_refused_before_it_takes_copies);
 	tcase_add_test(tcase, copies_of_a_pool_that_is_not_mapped_go_to_who_maps_it);
 	suite_add_tcase(s, tcase);
 	return s;
