@@ -8,28 +8,11 @@
 #ifndef KV_ALLOC_COMPAT_CACHE_H
 #define KV_ALLOC_COMPAT_CACHE_H
 
+#include <kvcached/keys.h>
+
 #include "alloc/compat.h"
 
-/* ---- keys (compat_hash.c) ---- */
-
-#define KV_COMPAT_HASH 32
-
-struct kv_compat_text {
-	const void *data;
-	size_t len;
-};
-
-/**
- * kv_compat_page_hash() - SHA-256 of a page: prior digest, tokens, extra keys, each with its length
- * @prior: digest of the page before, or len 0
- */
-void kv_compat_page_hash(struct kv_compat_text prior, const int32_t *tokens, size_t n_tokens,
-			 const struct kv_compat_text *extra, size_t n_extra,
-			 uint8_t ret_hash[KV_COMPAT_HASH]);
-
-/* One hash for a block of @n base pages. */
-void kv_compat_fold_hash(const uint8_t (*hashes)[KV_COMPAT_HASH], size_t n,
-			 uint8_t ret_hash[KV_COMPAT_HASH]);
+#define KV_COMPAT_HASH KV_KEYS_BYTES /* of kv_page_key() */
 
 /* ---- block pool (compat_blocks.c) ---- */
 

@@ -44,11 +44,9 @@ void kv_compat_hashes_extend(struct kv_compat_hashes *h, const int32_t *tokens, 
 			abort(); /* a simulation of a few hundred pages */
 	}
 	for (; h->n < n; h->n++) {
-		struct kv_compat_text prior = {h->n ? h->hash[h->n - 1] : NULL,
-					       h->n ? KV_COMPAT_HASH : 0};
+		const uint8_t *prior = h->n ? h->hash[h->n - 1] : NULL;
 
-		kv_compat_page_hash(prior, tokens + h->n * (size_t)base, (size_t)base, NULL, 0,
-				    h->hash[h->n]);
+		kv_page_key(prior, tokens + h->n * (size_t)base, (size_t)base, NULL, 0, h->hash[h->n]);
 	}
 }
 
@@ -59,7 +57,7 @@ void kv_compat_cache_key(const struct kv_compat_cache *c, size_t group,
 
 	memset(ret, 0, sizeof(*ret));
 	ret->group = (uint32_t)group;
-	kv_compat_fold_hash((const uint8_t(*)[KV_COMPAT_HASH])h->hash + block * m, m, ret->hash);
+	kv_page_key_fold(h->hash[block * m], m, ret->hash);
 }
 
 static int32_t find(const struct kv_compat_cache *c, const struct kv_compat_blocks *pool, size_t g,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Keys of blocks as vLLM makes them: for routers and other caches, which know blocks by these.
+ * Keys of blocks as vLLM makes them, and of pages as TokenSpeed does (below): for routers and other caches,
+ * which know blocks by these.
  *
  * kvcached itself finds blocks by keys of its own (kv_seq_lookup()), which nothing here changes.
  *
@@ -92,6 +93,35 @@ int64_t kv_keys_view(int64_t n_keys, int32_t key_tokens, int32_t block_tokens, i
  * Return: 0; -ERANGE: the number has more than 32 bits.
  */
 int kv_keys_pack(const uint8_t *key, size_t n_bytes, uint64_t group, uint8_t *ret);
+
+/* ---- keys of pages as TokenSpeed makes them ---- */
+
+/* What besides tokens a page depends on: a salt, an adapter's name. */
+struct kv_page_extra {
+	const void *bytes;
+	size_t n_bytes;
+};
+
+/**
+ * kv_page_key() - the key of one page
+ * @prior:   [KV_KEYS_BYTES] the key of the page before; NULL: it is the first
+ * @extras:  [n_extras]; their order counts
+ * @ret_key: [KV_KEYS_BYTES]; may be @prior
+ *
+ * SHA-256 of: bytes of the prior key, that key, tokens, [extras, each with its length before it]; all
+ * lengths, counts and tokens in 32 bits, the small end first. A group's key is kv_keys_pack()'s.
+ */
+void kv_page_key(const uint8_t *prior, const int32_t *tokens, size_t n_tokens,
+		 const struct kv_page_extra *extras, size_t n_extras, uint8_t *ret_key);
+
+/**
+ * kv_page_key_fold() - the key of a group's block that has several pages
+ * @keys: [n][KV_KEYS_BYTES] of the pages, the first of which is a multiple of @n from the sequence's start
+ *
+ * Of one page its own; else kv_page_key() of no tokens, page by page, with the page's key in hexadecimal as
+ * the one extra.
+ */
+void kv_page_key_fold(const uint8_t *keys, size_t n, uint8_t *ret_key);
 
 #ifdef __cplusplus
 }

@@ -9,12 +9,15 @@
 
 static json_t *out_key(const uint8_t *hash, const uint32_t *group)
 {
-	char text[80];
+	uint8_t key[KV_KEYS_BYTES + KV_KEYS_GROUP_BYTES];
+	size_t n = group ? sizeof(key) : KV_KEYS_BYTES;
+	char text[2 * sizeof(key) + 1];
 
-	for (size_t i = 0; i < KV_COMPAT_HASH; i++)
-		snprintf(text + 2 * i, 3, "%02x", hash[i]);
+	memcpy(key, hash, KV_KEYS_BYTES);
 	if (group)
-		snprintf(text + 64, 9, "%08x", *group);
+		kv_keys_pack(hash, KV_KEYS_BYTES, *group, key);
+	for (size_t i = 0; i < n; i++)
+		snprintf(text + 2 * i, 3, "%02x", key[i]);
 	return json_string(text);
 }
 
@@ -37,23 +40,23 @@ static int page_hashes(const json_t *in, json_t **ret_out)
 	uint8_t(*hashes)[KV_COMPAT_HASH] = golden_alloc(n + 1, KV_COMPAT_HASH);
 	uint32_t group = (uint32_t)in_int(in, "group_id", 0);
 	json_t *out = json_array(), *keys = json_array(), *folded = json_array();
-	uint8_t prior[KV_COMPAT_HASH * 2];
-	struct kv_compat_text before = {prior, unhex(in_text(in, "prior", ""), prior)};
+	uint8_t prior[KV_COMPAT_HASH];
+	const uint8_t *before = unhex(in_text(in, "prior", ""), prior) ? prior : NULL;
 
 	for (size_t i = 0; i < n_tokens; i++)
 		tokens[i] = (int32_t)wide[i];
 	for (size_t i = 0; i < n; i++) {
 		const json_t *list = json_array_get(json_object_get(in, "extra_keys"), i);
 		size_t n_extra = json_array_size(list);
-		struct kv_compat_text *extra = golden_alloc(n_extra, sizeof(*extra));
+		struct kv_page_extra *extra = golden_alloc(n_extra, sizeof(*extra));
 
 		for (size_t k = 0; k < n_extra; k++)
-			extra[k] = (struct kv_compat_text){
+			extra[k] = (struct kv_page_extra){
 				json_string_value(json_array_get(list, k)),
 				json_string_length(json_array_get(list, k)),
 			};
-		kv_compat_page_hash(before, tokens + i * page, page, extra, n_extra, hashes[i]);
-		before = (struct kv_compat_text){hashes[i], KV_COMPAT_HASH};
+		kv_page_key(before, tokens + i * page, page, extra, n_extra, hashes[i]);
+		before = hashes[i];
 		json_array_append_new(out, out_key(hashes[i], NULL));
 		json_array_append_new(keys, out_key(hashes[i], &group));
 	}
@@ -61,7 +64,7 @@ static int page_hashes(const json_t *in, json_t **ret_out)
 	for (size_t i = (fold - first % fold) % fold; i + fold <= n; i += fold) {
 		uint8_t hash[KV_COMPAT_HASH];
 
-		kv_compat_fold_hash((const uint8_t(*)[KV_COMPAT_HASH])hashes + i, fold, hash);
+		kv_page_key_fold(hashes[i], fold, hash);
 		json_array_append_new(folded, out_key(hash, &group));
 	}
 	*ret_out = json_pack("{s:o, s:o, s:o}", "hashes", out, "group_keys", keys, "folded_keys",
