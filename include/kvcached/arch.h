@@ -75,10 +75,18 @@ struct kv_arch {
  */
 int kv_arch_read(const char *path, struct kv_arch **ret_model);
 
-/* kv_arch_parse() - the same from JSON text; @what names it in errors */
+/*
+ * kv_arch_parse() - the same from JSON text of @len bytes; @what names it in errors
+ *
+ * Return: as kv_arch_read(), which fails to read besides.
+ */
 int kv_arch_parse(const char *text, size_t len, const char *what, struct kv_arch **ret_model);
 
-/* kv_arch_parse_gguf() - the same from the start of a GGUF file: header and metadata */
+/*
+ * kv_arch_parse_gguf() - the same from the first @len bytes of a GGUF file at @data: header and metadata
+ *
+ * Return: as kv_arch_read(), which fails to read besides.
+ */
 int kv_arch_parse_gguf(const void *data, size_t len, const char *what, struct kv_arch **ret_model);
 
 /* kv_arch_print() - the model as JSON that kv_arch_parse() reads; for free(). NULL: no memory. */

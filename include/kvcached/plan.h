@@ -168,6 +168,8 @@ int kv_plan_arch(const struct kv_arch *model, const struct kv_arch *draft,
  * @groups:     name, kind, window, stride, block_tokens are read
  * @components: name, layer, group, sizes are read
  * @options:    layout is not KV_PLAN_AUTO, context is not 0; types and ranks are not read
+ *
+ * Return: as kv_plan_arch().
  */
 int kv_plan_groups(const struct kv_plan_group *groups, uint32_t n_groups,
 		   const struct kv_plan_component *components, uint32_t n_components,

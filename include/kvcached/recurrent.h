@@ -86,7 +86,13 @@ int kv_state_chunks(const int32_t *query_start_loc, const int32_t *n_computed, i
 		    int32_t chunk, int32_t *ret_chunk_start_loc, int32_t *ret_chunk_seq,
 		    int32_t *ret_last_chunk);
 
-/* kv_state_chunks_bound() - no more chunks than these, whatever n_computed is; @chunk: 1 or more */
+/*
+ * kv_state_chunks_bound() - no more chunks than these, whatever n_computed is
+ * @query_start_loc: [@n_seqs + 1], from 0
+ * @chunk:	     tokens, 1 or more
+ *
+ * Return: how many, for the room of kv_state_chunks().
+ */
 int64_t kv_state_chunks_bound(const int32_t *query_start_loc, int32_t n_seqs, int32_t chunk);
 
 /**
@@ -101,7 +107,7 @@ int64_t kv_state_chunks_bound(const int32_t *query_start_loc, int32_t n_seqs, in
 int64_t kv_conv_programs(const int32_t *query_start_loc, int32_t n_seqs, int32_t *ret_seq,
 			 int32_t *ret_offset, int64_t room);
 
-/* kv_conv_programs_room() - entries for @n_programs, twice as many, 2048 or more */
+/* kv_conv_programs_room() - for kv_conv_programs(). Return: entries: twice @n_programs, and 2048 or more. */
 int64_t kv_conv_programs_room(int64_t n_programs);
 
 /**

@@ -88,7 +88,7 @@ struct kv_cascade_query {
 int32_t kv_cascade_prefix(int32_t n_common_blocks, int32_t block_tokens, const int32_t *n_computed,
 			  int32_t n_seqs);
 
-/* kv_cascade_decide() - 1: reading the prefix once for all is faster than once for each */
+/* kv_cascade_decide() - is reading the prefix once for all faster than once for each? Return: 1: yes; 0: no. */
 int kv_cascade_decide(const struct kv_cascade_query *query);
 
 /* What an engine asks of graphs, and gets. */

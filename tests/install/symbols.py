@@ -67,6 +67,10 @@ def main():
     for call in calls.values():
         if not call.comment:
             errors.append(f"{call.name}: {call.header} has no comment that begins with its name")
+        # Who can fail or answers says how, or names the call whose answers it has.
+        elif re.match(r"(int|int64_t|ssize_t) ", call.prototype) and not re.search(
+                r"Return:|\bas kv_\w+\(\)|[Ll]ikewise|\b0 or -E|\bhow many\b|-1: ", " ".join(call.comment)):
+            errors.append(f"{call.name}: {call.header} doesn't say what it returns")
 
     with open(page, encoding="utf-8") as file:
         shown = set(re.findall(r"^\|  (\w+\.h)$", file.read(), re.M))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients, pools, sequences and batches as Python objects: what they do, refuse and outlive."""
 import gc
+import inspect
 import json
 import os
 import subprocess
@@ -328,10 +329,20 @@ def test_a_plan_opens_the_pool_of_a_model(client):
 def test_it_says_its_types():
     folder = os.path.dirname(kvclient.__file__)
     assert os.path.exists(os.path.join(folder, "py.typed"))
+    said = 0
     for name in kvclient.__all__:
-        assert getattr(kvclient, name) is not None
-    for what in (kvclient.Client.pool, kvclient.Pool.sequence, kvclient.Layer.attention):
-        assert what.__doc__ and "return" in what.__annotations__
+        what = getattr(kvclient, name)
+        members = dict(vars(what), **{"": what}) if isinstance(what, type) else {"": what}
+        for member, value in members.items():
+            value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+            if member.startswith("_") or not callable(value) or isinstance(value, type) and member:
+                continue
+            said += 1
+            assert value.__doc__, f"kvclient.{name}.{member} has no words"
+            if not isinstance(value, type):
+                arguments = set(inspect.signature(value).parameters) - {"self", "cls"}
+                assert arguments | {"return"} <= set(value.__annotations__), f"kvclient.{name}.{member} has no types"
+    assert said > 80, said
 
 
 ENGINE = """

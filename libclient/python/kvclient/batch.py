@@ -56,6 +56,7 @@ class Batch:
         return self._batch
 
     def close(self) -> None:
+        """Its arrays are gone; once more does nothing. The pool's end closes it, too."""
         with self.pool._lock:
             batch, self._batch = self._batch, None
             if batch is not None and batch in self.pool._batches:
@@ -136,6 +137,7 @@ class Batch:
 
     @property
     def table_width(self) -> int:
+        """Columns of the block table: blocks of the longest sequence that fits."""
         return int(self._whole["block_table"].shape[1])
 
     @property

@@ -76,6 +76,7 @@ class Sequence:
 
     @property
     def capacity(self) -> int:
+        """Tokens that its blocks have room for."""
         with self.pool._lock:
             return int(lib.kv_seq_capacity(self._c()))
 
