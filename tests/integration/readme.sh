@@ -24,6 +24,9 @@ for name in "${tests[@]}"; do
 	# A script or a page as it is, a program by its source.
 	[ -e "$root/$name" ] || [ -e "$root/$name.c" ] || fail "README.md names $name, which isn't there"
 done
+for example in "$root"/tools/examples/*.c; do
+	grep -q "\`$(basename "$example")\`" "$readme" || fail "README.md doesn't name $(basename "$example")"
+done
 expect 0 "$kvctl" --help
 cp "$dir/out" "$dir/help"
 # shellcheck disable=SC2016  # backquotes of Markdown
