@@ -4,8 +4,10 @@
 #include <kvcached/backend.h>
 #include <kvcached/schedule.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "include/internal/cleanup.h"
 #include "include/internal/error.h"
 #include "include/internal/public.h"
 
@@ -272,30 +274,30 @@ KV_PUBLIC int kv_doc_rows(const int32_t (*docs)[3], int32_t n_docs, const int32_
 KV_PUBLIC int kv_doc_table(const int32_t (*docs)[3], int32_t n_docs, int32_t n_seqs, int32_t width,
 			   int32_t *ret_table)
 {
+	kv_cleanup(kv_freep) int32_t *counts = calloc((size_t)n_seqs + 1, sizeof(*counts));
 	int32_t most = 0;
 
+	if (!counts)
+		return kv_error(-ENOMEM, "n_seqs: no memory for %d counts", n_seqs);
 	for (int32_t i = 0; i < n_docs; i++) {
-		int32_t n = 1;
+		int32_t b = docs[i][0];
 
-		if (docs[i][0] < 0 || docs[i][0] >= n_seqs)
-			return kv_error(-EINVAL, "docs[%d]: sequence %d given, 0..%d exist", i, docs[i][0],
+		if (b < 0 || b >= n_seqs)
+			return kv_error(-EINVAL, "docs[%d]: sequence %d given, 0..%d exist", i, b,
 					n_seqs - 1);
-		for (int32_t k = 0; k < i; k++)
-			n += docs[k][0] == docs[i][0];
-		most = n > most ? n : most;
+		counts[b]++;
+		most = counts[b] > most ? counts[b] : most;
 	}
 	if (!ret_table)
 		return most;
 	if (most > width)
 		return kv_error(-E2BIG, "width: room for %d ranges given, a sequence has %d", width, most);
 	memset(ret_table, 0, (size_t)n_seqs * (size_t)width * 2 * sizeof(*ret_table));
+	memset(counts, 0, (size_t)n_seqs * sizeof(*counts));
 	for (int32_t i = 0; i < n_docs; i++) {
-		int32_t at = 0;
+		int64_t at = (int64_t)docs[i][0] * width + counts[docs[i][0]]++;
 
-		for (int32_t k = 0; k < i; k++)
-			at += docs[k][0] == docs[i][0];
-		memcpy(ret_table + ((int64_t)docs[i][0] * width + at) * 2, &docs[i][1],
-		       2 * sizeof(*ret_table));
+		memcpy(ret_table + at * 2, &docs[i][1], 2 * sizeof(*ret_table));
 	}
 	return most;
 }

@@ -143,7 +143,7 @@ int kv_doc_rows(const int32_t (*docs)[3], int32_t n_docs, const int32_t *query_s
  *
  * kv_attention() takes doc_ranges by token, from kv_doc_rows(), and not this form.
  * Return: the most documents of a sequence (0: leave the argument NULL); -E2BIG if those are more
- * than @width; -EINVAL: a sequence that isn't one. Then nothing was written.
+ * than @width; -EINVAL: a sequence that isn't one; -ENOMEM. Then nothing was written.
  */
 int kv_doc_table(const int32_t (*docs)[3], int32_t n_docs, int32_t n_seqs, int32_t width,
 		 int32_t *ret_table);
