@@ -99,6 +99,16 @@ def test_a_prefix_is_found_only_where_every_group_has_it(client, device):
             assert seq.lookup(prompt) == 144
 
 
+def test_a_sequence_with_states_grows_to_the_length_that_was_said_also_between_two_checkpoints(client, device):
+    model, prompt = model_of("qwen3-next", device), prompt_of(9)
+    expected, tokens = own(model, prompt, 8)
+    with engine_of(model, client, "between", max_len=len(prompt) + 8) as engine:  # 158: two intervals of 64 and a part
+        found, hit = ours(engine, prompt, tokens)
+        assert hit == 0
+        right, tolerance = right_and_tolerance(model, "qwen3-next", prompt, expected, tokens)
+        check_logits(found, right, tokens, tolerance)
+
+
 def test_a_step_is_measured_against_the_framework_s_static_cache_for_every_family(client, device):
     bench = os.path.join(os.path.dirname(__file__), "../bench/transformers_step.py")
     out = subprocess.run([sys.executable, bench, "--device", device, "--width", "256", "--context", "64", "--batch", "2",

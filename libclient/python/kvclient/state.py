@@ -37,7 +37,8 @@ class Lanes:
         what = groups.groups[group]
         self.pool = what.pool
         self.interval = what.interval
-        self.width = max(max_len // what.interval, 1)
+        # The state of the last tokens is in a column of its own, also where they are fewer than an interval.
+        self.width = max(-(-max_len // what.interval), 1)
         self.steps = 1 + what.n_drafts
         sizes = {"read_rows": max_seqs, "write_rows": max_seqs, "n_computed": max_seqs,
                  "query_start_loc": max_seqs + 1, "table": max_seqs * self.width,
