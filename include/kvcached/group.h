@@ -222,7 +222,7 @@ struct kv_state_lanes {
 	int32_t *n_computed; /* [n_lanes]; or NULL */
 	int32_t *step_rows;  /* [n_lanes, 1 + n_drafts] state after each token of a short step; or NULL */
 	int32_t *table;	     /* [n_lanes, table_width] checkpoints that this step passes; or NULL */
-	uint32_t table_width; /* at least tokens / interval */
+	uint32_t table_width; /* at least tokens / interval; for a kv_state_batch that rounded up, at least 1 */
 };
 
 /**

@@ -81,7 +81,7 @@ struct kv_state_batch {
 	const int32_t *read_rows;	/* [B], or NULL */
 	const int32_t *write_rows;	/* [B], or NULL */
 	const int32_t *table;		/* [B, table_width] rows by interval, or NULL */
-	int32_t table_width;
+	int32_t table_width; /* more than (end - 1) / interval of each lane, also where write_rows has its last state */
 	int32_t interval;	   /* tokens from checkpoint to checkpoint; with a table */
 	const int32_t *step_rows;  /* [B, step_width], or NULL */
 	const int32_t *n_accepted; /* [B] 1..step_width, with step_rows; NULL: read_rows are read */
