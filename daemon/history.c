@@ -17,6 +17,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/history.h"
+#include "include/internal/error.h"
 #include "include/internal/socket.h"
 
 #define N_SAMPLES    8192u
@@ -126,7 +127,7 @@ int kv_history_new(struct kv_daemon *d, struct kv_history **ret)
 	int r;
 
 	if (!h)
-		return -ENOMEM;
+		return kv_error(-ENOMEM, "no memory for the history of pools");
 	h->daemon = d;
 	h->interval = INTERVAL_MIN;
 	r = kv_timer_new(d->loop, tick, h, &h->timer);

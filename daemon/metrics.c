@@ -246,7 +246,7 @@ int kv_metrics_start(struct kv_daemon *d, const char *address, struct kv_metrics
 	int r;
 
 	if (!m)
-		return -ENOMEM;
+		return kv_error(-ENOMEM, "--metrics: no memory");
 	m->daemon = d;
 	m->fd = -1;
 	kv_link_init(&m->connections);

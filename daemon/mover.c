@@ -438,7 +438,7 @@ static int mover_new(struct kv_daemon *d, uint32_t gpu)
 	struct kv_mover *m = calloc(1, sizeof(*m));
 
 	if (!m)
-		return -ENOMEM;
+		return kv_error(-ENOMEM, "no memory for the mover of device %u", gpu);
 	m->daemon = d;
 	m->gpu = gpu;
 	m->fd = m->pidfd = -1;

@@ -595,16 +595,15 @@ int kv_peer_accept(struct kv_daemon *d, int fd)
 	if (!peer)
 		return -ENOMEM;
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) < 0) {
-		r = -errno;
+		r = kv_error(-errno, "your process's credentials: %s", strerror(errno));
 		goto fail;
 	}
 	peer->pid = cred.pid;
 	peer->uid = cred.uid;
 	peer->gid = cred.gid;
 	peer->user = kv_user_get(d, cred.uid);
-	r = peer->user ? kv_user_add(peer->user, KV_USER_CLIENTS) : -ENOMEM;
-	if (r == -EDQUOT)
-		kv_peer_error(peer, 0, r, "%s", kv_error_text());
+	r = peer->user ? kv_user_add(peer->user, KV_USER_CLIENTS) :
+			 kv_error(-ENOMEM, "no memory for what user %u has", cred.uid);
 	if (r < 0)
 		goto fail;
 	peer->counted = true;
@@ -612,10 +611,9 @@ int kv_peer_accept(struct kv_daemon *d, int fd)
 	peer->pidfd = open_pidfd(fd, cred.pid);
 	if (peer->pidfd < 0) {
 		/* Without it, its death can't be proven: it may not hold anything. */
-		r = -errno;
+		r = kv_error(-errno, "no pidfd of your process (pid %d): %s", cred.pid, strerror(errno));
 		if (r != -ESRCH)
-			kv_log(KV_LOG_WARN, "pid %d: no pidfd (%s); refused", cred.pid,
-			       strerror(-r));
+			kv_log(KV_LOG_WARN, "%s", kv_error_text());
 		goto fail;
 	}
 	r = kv_loop_watch(d->loop, peer->pidfd, KV_LOOP_IN, process_ended, peer, &peer->pid_watch);
@@ -626,6 +624,7 @@ int kv_peer_accept(struct kv_daemon *d, int fd)
 		goto fail;
 	return 0;
 fail:
+	kv_peer_error(peer, 0, r, "%s", kv_error_text());
 	kv_peer_free(peer);
 	return r;
 }

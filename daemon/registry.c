@@ -176,7 +176,7 @@ static int adopt_layout(struct kv_pool *pool, const struct kv_msg_pool_open *msg
 	pool->components = calloc(msg->n_components ? msg->n_components : 1,
 				  sizeof(*pool->components));
 	if (!pool->components)
-		return -ENOMEM;
+		return kv_error(-ENOMEM, "no memory for the layout of pool '%s'", pool->name);
 	memcpy(pool->components, msg->components, msg->n_components * sizeof(*pool->components));
 	pool->layout = (struct kv_layout){ .kind = msg->layout_kind,
 					   .flags = msg->layout_flags,
@@ -218,7 +218,7 @@ static int pool_new(struct kv_daemon *d, const struct kv_msg_pool_open *msg, str
 	int r;
 
 	if (!pool)
-		return -ENOMEM;
+		return kv_error(-ENOMEM, "no memory for pool '%.*s'", KV_NAME_MAX, msg->name);
 	kv_link_init(&pool->link);
 	pool->daemon = d;
 	pool->index_fd = pool->index_read_fd = pool->blocks_fd = pool->blocks_read_fd = -1;

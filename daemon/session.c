@@ -368,10 +368,11 @@ static int keep_for_later(struct kv_peer *peer, const struct kv_msg_pool_open *m
 		return kv_error(-ETIMEDOUT, "memory for pool '%s' was not zeroed in 5 s", msg->name);
 	if (!peer->open_timer && kv_timer_new(peer->daemon->loop, retry_open, peer,
 					      &peer->open_timer) < 0)
-		return -ENOMEM;
+		return -ENOMEM; /* with its text */
 	peer->pending_open = malloc(msg->head.size);
 	if (!peer->pending_open)
-		return -ENOMEM;
+		return kv_error(-ENOMEM, "pool '%s': no memory to keep the request until its memory is zeroed",
+				msg->name);
 	memcpy(peer->pending_open, msg, msg->head.size);
 	kv_timer_set(peer->open_timer, OPEN_RETRY);
 	return 0;
@@ -459,6 +460,9 @@ void kv_session_drain(struct kv_session *s)
 			gave = true;
 		} else if (op.kind == KV_OP_PUBLISH) {
 			r = kv_books_publish(&s->pool->books, s->slot, &op);
+			/* It stays a lease, as where the index is full. */
+			if (r == -ENOMEM)
+				r = KV_PUBLISH_REFUSED;
 			if (r == KV_PUBLISHED)
 				kv_events_published(s->pool->daemon->events, s->pool, op.id);
 			s->n_published += r == KV_PUBLISHED;

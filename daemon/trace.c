@@ -143,7 +143,8 @@ void kv_trace_next_handle(struct kv_peer *peer, uint32_t tag)
 	uint32_t used = 0;
 
 	if (!reply || !t || t->recorder != peer) {
-		kv_peer_error(peer, tag, reply ? -ENOENT : -ENOMEM, "trace: this connection doesn't record");
+		kv_peer_error(peer, tag, reply ? -ENOENT : -ENOMEM, "trace: %s",
+			      reply ? "this connection doesn't record" : "no memory for what was recorded");
 		return;
 	}
 	while (t->first < t->end) {

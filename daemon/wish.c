@@ -123,7 +123,7 @@ int kv_wish_add(struct kv_link *wishes, const char *text)
 	int r = 0;
 
 	if (!w)
-		return -ENOMEM;
+		return kv_error(-ENOMEM, "--pool: no memory");
 	kv_link_init(&w->link);
 	w->gpu_mask = 1;
 	w->options.size = sizeof(w->options);
@@ -157,14 +157,14 @@ static int make_message(struct kv_wish *w, const struct kv_arch_pools *pools, ui
 	int n;
 
 	if (!components)
-		return -ENOMEM;
+		return kv_error(-ENOMEM, "no memory for %u components", plan->n_components);
 	n = kv_plan_pool_layout(plan, i, components, &layout);
 	if (n < 0)
 		return n;
 	size = (uint32_t)(sizeof(*msg) + (uint32_t)n * sizeof(*components));
 	msg = calloc(1, size);
 	if (!msg)
-		return -ENOMEM;
+		return kv_error(-ENOMEM, "no memory for what is asked of a pool");
 	w->messages[w->n_messages++] = msg;
 	strcpy(msg->model, w->model[0] ? w->model : pools->model);
 	strcpy(msg->revision, w->revision[0] ? w->revision : pools->revision);

@@ -168,7 +168,8 @@ static int private_arrays(struct kv_pool *pool)
 			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 	if (arrays == MAP_FAILED)
-		return -errno;
+		return kv_error(-errno, "what this process keeps of %u blocks: %s", pool->head.id_limit,
+				strerror(errno));
 	pool->refs = arrays;
 	pool->gives = pool->refs + pool->head.id_limit;
 	return 0;

@@ -20,6 +20,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "include/internal/error.h"
 #include "libclient/internal.h"
 #include "tests/fuzz/inside.h"
 #include "tests/support/expect.h"
@@ -196,6 +197,18 @@ static int use_sequence(struct kv_pool *pool, int32_t first)
 	return r;
 }
 
+#define NOTHING "nothing was said of it"
+
+/* Whoever refuses says why. */
+static int told(int r, const char *call)
+{
+	expect(r >= 0 || (kv_error_text()[0] && !strstr(kv_error_text(), NOTHING)), "%s gives %d and says '%s'", call,
+	       r, kv_error_text());
+	return r;
+}
+
+#define TOLD(call) (kv_error(0, NOTHING), told(call, #call))
+
 /* Everything once. It may be refused anywhere; it may not be told nonsense. */
 static void whole_session(void)
 {
@@ -205,21 +218,21 @@ static void whole_session(void)
 	void *stats;
 	size_t n;
 
-	if (connect_as("faulty", &client) < 0)
+	if (TOLD(connect_as("faulty", &client)) < 0)
 		return;
-	if (!open_pool(client, "faulty", &pool)) {
-		if (!kv_blocks_take(pool, 100, ids, 0))
-			kv_blocks_give(pool, 100, ids);
+	if (!TOLD(open_pool(client, "faulty", &pool))) {
+		if (!TOLD(kv_blocks_take(pool, 100, ids, 0)))
+			TOLD(kv_blocks_give(pool, 100, ids));
 		for (int32_t i = 0; i < 8;
 		     i++) /* more than there is room for: others are evicted */
-			use_sequence(pool, i * 1000);
-		use_sequence(pool, 0);
-		kv_ping(client, 0);
-		if (!kv_stats(client, KV_STAT_SESSION, &stats, &n, 0))
+			TOLD(use_sequence(pool, i * 1000));
+		TOLD(use_sequence(pool, 0));
+		TOLD(kv_ping(client, 0));
+		if (!TOLD(kv_stats(client, KV_STAT_SESSION, &stats, &n, 0)))
 			free(stats);
 		kv_pool_close(pool);
 	}
-	kv_pool_drop(client, "faulty", 0);
+	TOLD(kv_pool_drop(client, "faulty", 0));
 	kv_disconnect(client);
 }
 
