@@ -241,10 +241,13 @@ static void raise_fd_limit(void)
 static void keeper_ended(uint32_t events, void *arg)
 {
 	struct kv_daemon *d = arg;
+	int64_t r;
 	char byte;
 
 	(void)events;
-	if (kv_socket_receive(d->keeping.fd, &byte, sizeof(byte), NULL, 0, NULL, 1) == -EAGAIN)
+	r = kv_socket_receive(d->keeping.fd, &byte, sizeof(byte), NULL, 0, NULL, 1);
+	/* An answer that came too late for who waited for it is none. */
+	if (r == -EAGAIN || r == -EMSGSIZE)
 		return;
 	kv_log(KV_LOG_ERROR, "the keeper has died: stopping, the memory goes back as clients end");
 	d->keeper_watch = kv_watch_free(d->keeper_watch);

@@ -323,7 +323,8 @@ void kv_isolate_lent(const struct kv_session *s, const struct kv_arena_export *e
 		     uint32_t n);
 /* kv_isolate_next() - an extent becomes SCRUBBING; *renew: it is to get new memory. 1; 0: none is due */
 uint32_t kv_isolate_next(struct kv_daemon *d, uint32_t gpu, uint32_t *ret, bool *renew);
-void kv_isolate_renewed(struct kv_daemon *d, uint32_t gpu, uint32_t i, int fd); /* takes it over */
+/* kv_isolate_renewed() - takes @fd over. 0; negative: the keeper can't hold it */
+int kv_isolate_renewed(struct kv_daemon *d, uint32_t gpu, uint32_t i, int fd);
 void kv_isolate_withheld(struct kv_daemon *d, uint32_t gpu, uint32_t i); /* there is no memory for it */
 uint64_t kv_isolate_n_renewed(const struct kv_daemon *d, uint32_t gpu);
 

@@ -320,16 +320,21 @@ uint32_t kv_isolate_next(struct kv_daemon *d, uint32_t gpu, uint32_t *ret, bool 
 	return 0;
 }
 
-void kv_isolate_renewed(struct kv_daemon *d, uint32_t gpu, uint32_t i, int fd)
+int kv_isolate_renewed(struct kv_daemon *d, uint32_t gpu, uint32_t i, int fd)
 {
 	struct kv_isolation *iso = d->isolation;
+	int r = kv_keeping_put(&d->keeping, KV_DEPOSIT_GRANULE, (uint64_t)gpu << 32 | i, &fd, 1);
 
-	/* A keeper that is gone ends this process soon. */
-	kv_keeping_put(&d->keeping, KV_DEPOSIT_GRANULE, (uint64_t)gpu << 32 | i, &fd, 1);
+	/* Memory that another worker would miss is used for nothing. */
+	if (r < 0) {
+		kv_close(fd);
+		return r;
+	}
 	KV_KILLPOINT(worker_granule_deposited);
 	d->gpus[gpu].arena->fds[i] = fd;
 	iso->granules[gpu][i].is_given = false;
 	iso->n_renewed[gpu]++;
+	return 0;
 }
 
 void kv_isolate_withheld(struct kv_daemon *d, uint32_t gpu, uint32_t i)

@@ -149,6 +149,7 @@ static void hand_over(struct keeper *k)
 			return;
 	}
 	msg = (struct kv_keeper_msg){.type = KV_KEEPER_START,
+				     .part = 1,
 				     .restarts = k->restarts,
 				     .n_given_up = k->n_given_up};
 	if (!tell(k, &msg, NULL))
@@ -184,14 +185,27 @@ static void take_binary(struct keeper *k, int fd)
 	k->binary_fd = fd;
 }
 
+/* @r: 0, or why it can't be kept. The worker is waiting, so there is room. */
+static void answer(struct keeper *k, const struct kv_keeper_msg *deposit, int r)
+{
+	struct kv_keeper_msg msg = {.type = r < 0 ? KV_KEEPER_REFUSED : KV_KEEPER_KEPT,
+				    .kind = deposit->kind,
+				    .id = deposit->id,
+				    .part = r < 0 ? (uint32_t)-r : deposit->part};
+
+	if (r < 0)
+		kv_log(KV_LOG_ERROR, "%u descriptors for the worker can't be kept: %s", deposit->n_fds,
+		       strerror(-r));
+	tell(k, &msg, NULL);
+}
+
 static void take(struct keeper *k, const struct kv_keeper_msg *msg, int *fds, uint32_t n_fds)
 {
 	uint32_t used = 0;
 
 	if (msg->type == KV_KEEPER_DEPOSIT && msg->n_fds == n_fds) {
 		used = n_fds;
-		if (kv_deposits_put(&k->deposits, msg, fds) < 0)
-			kv_log(KV_LOG_ERROR, "no memory to keep %u descriptors", n_fds);
+		answer(k, msg, kv_deposits_put(&k->deposits, msg, fds));
 	} else if (msg->type == KV_KEEPER_DROP) {
 		kv_deposits_drop(&k->deposits, msg->kind, msg->id);
 	} else if (msg->type == KV_KEEPER_READY) {
@@ -217,15 +231,17 @@ static void read_worker(struct keeper *k)
 	int fds[KV_KEEPER_MAX_FDS];
 
 	while (k->worker_fd >= 0) {
-		struct kv_keeper_msg msg;
+		struct kv_keeper_msg msg = {0};
 		uint32_t n_fds = 0;
 		int64_t n = kv_socket_receive(k->worker_fd, &msg, sizeof(msg), fds,
 					      KV_KEEPER_MAX_FDS, &n_fds, 1);
 
 		if (n == -EAGAIN)
 			return;
+		/* What came of its descriptors is closed again. */
 		if (n == -EMSGSIZE) {
-			kv_log(KV_LOG_ERROR, "no descriptor left to keep something for the worker");
+			if (msg.type == KV_KEEPER_DEPOSIT)
+				answer(k, &msg, -EMFILE);
 			continue;
 		}
 		if (n == sizeof(msg)) {

@@ -10,13 +10,15 @@
  *     |-- DEPOSIT (fds) ... ---------------------->|  what a worker before it had put down
  *     |-- START ---------------------------------->|  that was all
  *     |<------------------------------ READY ------|  its books are complete, it serves
- *     |<------------------------------ DEPOSIT ----|  whenever something new has to be held
+ *     |<------------------------------ DEPOSIT ----|  whenever something new has to be held,
+ *     |-- KEPT, or REFUSED ----------------------->|  for which the worker waits
  *     |<------------------------------ DROP -------|
  *     |<------------------------------ BINARY (fd)-|  what to run from now on; without one the same.
  *     |                                            |  The worker ends
  *
- * A deposit is one packet: it has arrived with all its descriptors, or it was not made. What a dead
- * worker had sent is read before another is started. So, whatever instruction a worker dies at:
+ * A deposit is one packet: it is kept with all its descriptors, or it was not made; who has no descriptor left
+ * for it says so, and what it was for is refused. What a dead worker had sent is read before another is started.
+ * So, whatever instruction a worker dies at:
  *
  *   - things are deposited before anything in the journal (saved.h) or in a client's hands says that
  *     they exist. A deposit that the journal doesn't know is ignorable: the next worker drops it.
@@ -52,6 +54,8 @@ enum kv_keeper_type {
 	KV_KEEPER_DROP = 5,
 	KV_KEEPER_BINARY = 6,
 	KV_KEEPER_ALIVE = 7, /* worker: its loop turns; only if a service manager has a watchdog */
+	KV_KEEPER_KEPT = 8,  /* keeper: the DEPOSIT of this kind, id and part */
+	KV_KEEPER_REFUSED = 9, /* likewise, it could not; part: the errno */
 };
 
 enum kv_deposit_kind {
@@ -71,7 +75,8 @@ struct kv_keeper_msg {
 	uint32_t type; /* enum kv_keeper_type */
 	uint32_t kind; /* DEPOSIT, DROP: enum kv_deposit_kind */
 	uint64_t id;
-	uint32_t part;	   /* DEPOSIT: of a thing with more than KV_KEEPER_MAX_FDS descriptors */
+	uint32_t part;	   /* DEPOSIT: of a thing with more than KV_KEEPER_MAX_FDS descriptors. START: 1, this
+			    * keeper answers deposits: one that an older program began doesn't */
 	uint32_t n_fds;
 	uint32_t restarts; /* START: workers before this one that served */
 	uint32_t n_given_up; /* START: programs that ended before they served */

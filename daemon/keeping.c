@@ -46,6 +46,7 @@ int kv_keeping_begin(struct kv_keeping *k, int fd, int *ret_listen_fd)
 		if (msg.type == KV_KEEPER_START) {
 			k->restarts = msg.restarts;
 			k->n_given_up = msg.n_given_up;
+			k->answers = msg.part;
 			*ret_listen_fd = kv_steal_fd(&listen_fd);
 			return 0;
 		}
@@ -92,6 +93,38 @@ static int tell(struct kv_keeping *k, const struct kv_keeper_msg *msg, const int
 	return r < 0 ? gone(r) : 0;
 }
 
+/* What became of the deposit that was sent last. */
+static int hear(struct kv_keeping *k, const struct kv_keeper_msg *deposit)
+{
+	int64_t deadline = kv_now() + KEEPER_WAIT;
+	struct kv_keeper_msg msg;
+
+	while (k->answers) {
+		int64_t n;
+		int r = kv_socket_wait(k->fd, POLLIN, deadline);
+
+		if (r < 0)
+			return gone(r);
+		n = kv_socket_receive(k->fd, &msg, sizeof(msg), NULL, 0, NULL, 1);
+		if (n == -EAGAIN)
+			continue;
+		if (n != sizeof(msg))
+			return gone((int)n);
+		/* Others are those of a call that waited too long. */
+		if (msg.kind != deposit->kind || msg.id != deposit->id)
+			continue;
+		if (msg.type == KV_KEEPER_KEPT && msg.part == deposit->part)
+			return 0;
+		if (msg.type == KV_KEEPER_REFUSED)
+			return kv_error(-(int)msg.part, "the keeper can't hold it for another worker: %s%s",
+					strerror((int)msg.part),
+					msg.part == EMFILE ? " (RLIMIT_NOFILE of kvcached, LimitNOFILE= of its "
+							     "unit)" :
+							     "");
+	}
+	return 0;
+}
+
 int kv_keeping_put(struct kv_keeping *k, uint32_t kind, uint64_t id, const int *fds, uint32_t n_fds)
 {
 	struct kv_keeper_msg msg = {.type = KV_KEEPER_DEPOSIT, .kind = kind, .id = id};
@@ -102,6 +135,10 @@ int kv_keeping_put(struct kv_keeping *k, uint32_t kind, uint64_t id, const int *
 
 		msg.n_fds = n_fds - done < KV_KEEPER_MAX_FDS ? n_fds - done : KV_KEEPER_MAX_FDS;
 		r = tell(k, &msg, fds + done);
+		if (!r)
+			r = hear(k, &msg);
+		if (r < 0 && msg.part)
+			kv_keeping_drop(k, kind, id); /* its other parts */
 		if (r < 0)
 			return r;
 		done += msg.n_fds;

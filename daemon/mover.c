@@ -404,9 +404,11 @@ static void on_answer(struct kv_mover *m)
 		if (--m->n_copies)
 			kv_timer_set(m->timer, JOB_WAIT);
 		kv_compact_done(d, m->gpu, true);
+	} else if (m->renewing && kv_isolate_renewed(d, m->gpu, (uint32_t)m->runs[0][0], kv_steal_fd(&new_fd)) < 0) {
+		m->n_runs = 0;
+		m->renewing = false;
+		kv_isolate_withheld(d, m->gpu, (uint32_t)m->runs[0][0]);
 	} else {
-		if (m->renewing)
-			kv_isolate_renewed(d, m->gpu, (uint32_t)m->runs[0][0], kv_steal_fd(&new_fd));
 		m->renewing = false;
 		cleaned(m);
 	}

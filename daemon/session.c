@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One peer's attachment to a pool: opening it, its two rings, its leases, its end. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -56,7 +57,7 @@ static int make_shared(struct kv_session *s)
 	int r = kv_shared_pages("kvcached-session", s->bytes, &s->fd, &p);
 
 	if (r < 0)
-		return r;
+		return kv_error(r, "shared pages for a session: %s", strerror(-r));
 	find_rings(s, &head, p);
 	*s->shm = head;
 	return 0;
@@ -71,7 +72,7 @@ static int deposit(struct kv_session *s)
 	int r;
 
 	if (getrandom(&token, sizeof(token), 0) != sizeof(token))
-		return -EIO;
+		return kv_error(-EIO, "a token for a session: %s", strerror(errno));
 	*record = (struct kv_session_record){ .id = s->id,
 					      .token = token,
 					      .since_ns = s->since_ns,
@@ -126,6 +127,7 @@ static struct kv_session *session_alloc(struct kv_peer *peer, struct kv_pool *po
 static int session_new(struct kv_peer *peer, struct kv_pool *pool, bool read_only,
 		       struct kv_session **ret)
 {
+	char why[KV_ERROR_BYTES];
 	struct kv_session *s;
 	uint32_t slot = 0;
 	int r;
@@ -154,8 +156,9 @@ static int session_new(struct kv_peer *peer, struct kv_pool *pool, bool read_onl
 	if (!r)
 		r = deposit(s);
 	if (r < 0) {
+		snprintf(why, sizeof(why), "%s", kv_error_text());
 		kv_session_free(s);
-		return kv_error(r, "shared pages for a session: %s", strerror(-r));
+		return kv_error(r, "a session of pool '%s': %s", pool->name, why);
 	}
 	kv_capacity_magazines(pool);
 	*ret = s;

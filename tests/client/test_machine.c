@@ -188,6 +188,50 @@ START_TEST(a_daemon_out_of_descriptors_refuses_what_is_new_and_keeps_what_is_the
 }
 END_TEST
 
+/* The limit of open files that leaves a process room for @n more. */
+static rlim_t room_for(pid_t pid, int n)
+{
+	char path[64], what[64];
+	rlim_t fd = 0;
+
+	for (;; fd++) {
+		snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, (int)fd);
+		if (readlink(path, what, sizeof(what)) < 0 && !n--)
+			return fd;
+	}
+}
+
+START_TEST(what_the_keeper_has_no_descriptor_for_is_refused_and_a_worker_that_comes_takes_over)
+{
+	struct rlimit old, limit;
+	struct kv_pool *another;
+	KV_OPTIONS(kv_pool_options, same, .name = "pool", .model = "small", .timeout = TIMEOUT);
+	KV_OPTIONS(kv_pool_options, more, .name = "more", .model = "small", .layout = small_layout(),
+		   .timeout = TIMEOUT);
+
+	begin("64M");
+	ck_assert_int_eq(prlimit(daemon_pid(), RLIMIT_NOFILE, NULL, &old), 0);
+	limit = old;
+	limit.rlim_cur = room_for(daemon_pid(), 4); /* a pool has five */
+	ck_assert_int_eq(prlimit(daemon_pid(), RLIMIT_NOFILE, &limit, NULL), 0);
+	refused(kv_pool_open(client, &more, &another), -EMFILE, "the keeper");
+	limit.rlim_cur = room_for(daemon_pid(), 1); /* a session has two */
+	ck_assert_int_eq(prlimit(daemon_pid(), RLIMIT_NOFILE, &limit, NULL), 0);
+	refused(kv_pool_open(client, &same, &another), -EMFILE, "the keeper");
+	goes_on(19);
+	daemon_kill_worker();
+	goes_on(20);
+	ck_assert_uint_eq(daemon_stats(client).n_pools, 1);
+	ck_assert_uint_eq(daemon_stats(client).n_sessions, 1);
+	ck_assert_int_eq(prlimit(daemon_pid(), RLIMIT_NOFILE, &old, NULL), 0);
+	must(kv_pool_open(client, &more, &another));
+	daemon_kill_worker();
+	must(kv_blocks_take(another, 1, ids + 100, TIMEOUT));
+	kv_pool_close(another);
+	end();
+}
+END_TEST
+
 /* ---- interruptions ---- */
 
 static void stops_the_worker(struct process *self, void *arg)
@@ -243,6 +287,9 @@ static Suite *suite(void)
 		tcase_add_test(tcase,
 			       io_uring_refused_in_mid_service_costs_a_worker_and_nothing_else);
 	}
+	tcase_add_test(
+		tcase,
+		what_the_keeper_has_no_descriptor_for_is_refused_and_a_worker_that_comes_takes_over);
 	tcase_add_test(tcase,
 		       a_daemon_out_of_descriptors_refuses_what_is_new_and_keeps_what_is_there);
 	tcase_add_test(tcase,

@@ -305,7 +305,7 @@ static void renew(uint32_t granule, bool poor)
 		return;
 	}
 	must(kv_memory_host_new(INSIDE_GRANULE, &fd));
-	kv_isolate_renewed(&daemon_, 0, granule, fd);
+	must(kv_isolate_renewed(&daemon_, 0, granule, fd));
 	kv_extents_cleaned(&daemon_.extents, 0, granule, 1);
 }
 
