@@ -233,6 +233,28 @@ int kv_write_resolve(const struct kv_write_args *args, struct kv_write_args *ret
 	return 0;
 }
 
+int kv_check_reads(const int32_t *start_loc, const int32_t *first, int32_t n_seqs,
+		   const int32_t *block_table, int32_t table_width, int32_t block_tokens)
+{
+	for (int64_t b = 0; b < n_seqs; b++) {
+		int64_t start = start_loc[b], n = start_loc[b + 1] - start;
+		int64_t begin = first ? first[b] : 0;
+
+		if (start < 0 || n < 0)
+			return kv_error(-EINVAL, "start_loc[%lld]: %d after %lld given, from 0 on and no "
+						 "smaller expected",
+					(long long)b + 1, start_loc[b + 1], (long long)start);
+		for (int64_t i = begin / block_tokens;
+		     n && i <= (begin + n - 1) / block_tokens && i < table_width; i++)
+			if (i >= 0 && block_table[b * table_width + i] < 0)
+				return kv_error(-EINVAL, "block_table[%lld][%lld]: %d given, a block id (0 "
+							 "or more) needed",
+						(long long)b, (long long)i,
+						block_table[b * table_width + i]);
+	}
+	return 0;
+}
+
 static int compare_ids(const void *a, const void *b)
 {
 	kv_block_id x = *(const kv_block_id *)a, y = *(const kv_block_id *)b;

@@ -20,4 +20,8 @@ int kv_check_row_scales(const char *name, const struct kv_view *scales, const st
 int kv_check_scales(const struct kv_view *k, const struct kv_view *v, const float *k_scales,
 		    const float *v_scales, const struct kv_view *k_rows, const struct kv_view *v_rows);
 
+/* Arrays of the host that name tokens to be read: their rows are there, their blocks may be read. @first: or NULL */
+int kv_check_reads(const int32_t *start_loc, const int32_t *first, int32_t n_seqs,
+		   const int32_t *block_table, int32_t table_width, int32_t block_tokens);
+
 #endif

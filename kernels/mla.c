@@ -102,27 +102,6 @@ KV_PUBLIC int kv_mla_write(const struct kv_mla_write_args *args)
 	return a.device == KV_DEVICE_CUDA ? kv_mla_write_cuda(&a) : kv_mla_write_host(&a);
 }
 
-/* Arrays of the host: rows that are there, blocks that may be read. */
-static int check_read(const struct kv_mla_read_args *a)
-{
-	for (int64_t b = 0; b < a->n_seqs; b++) {
-		int64_t start = a->start_loc[b], n = a->start_loc[b + 1] - start;
-		int64_t first = a->first ? a->first[b] : 0;
-
-		if (start < 0 || n < 0)
-			return kv_error(-EINVAL, "start_loc[%lld]: %d after %lld given, from 0 on and "
-					"no smaller expected", (long long)b + 1, a->start_loc[b + 1],
-					(long long)start);
-		for (int64_t i = first / a->cache.block_tokens;
-		     n && i <= (first + n - 1) / a->cache.block_tokens && i < a->table_width; i++)
-			if (i >= 0 && a->block_table[b * a->table_width + i] < 0)
-				return kv_error(-EINVAL, "block_table[%lld][%lld]: %d given, a block id "
-						"(0 or more) needed", (long long)b, (long long)i,
-						a->block_table[b * a->table_width + i]);
-	}
-	return 0;
-}
-
 KV_PUBLIC int kv_mla_read(const struct kv_mla_read_args *args)
 {
 	struct kv_mla_read_args a;
@@ -150,7 +129,8 @@ KV_PUBLIC int kv_mla_read(const struct kv_mla_read_args *args)
 	if (r == 0)
 		r = kv_check_pointer("block_table", a.block_table, sizeof(*a.block_table));
 	if (r == 0 && a.device == KV_DEVICE_HOST)
-		r = check_read(&a);
+		r = kv_check_reads(a.start_loc, a.first, a.n_seqs, a.block_table, a.table_width,
+				   a.cache.block_tokens);
 	if (r < 0)
 		return r;
 	return a.device == KV_DEVICE_CUDA ? kv_mla_read_cuda(&a) : kv_mla_read_host(&a);

@@ -41,33 +41,6 @@ static int check_sizes(const struct kv_read_args *a)
 	return r;
 }
 
-/* Arrays of the host: rows that are there, blocks that may be read. */
-static int check_arrays(const struct kv_read_args *a)
-{
-	for (int64_t b = 0; b < a->n_seqs; b++) {
-		int64_t start = a->start_loc[b], n = a->start_loc[b + 1] - start;
-		int64_t first = a->first ? a->first[b] : 0, size = a->k.block_tokens;
-
-		if (start < 0 || n < 0)
-			return kv_error(-EINVAL,
-					"start_loc[%lld]: %d after %lld given, from 0 on and no "
-					"smaller expected",
-					(long long)b + 1, a->start_loc[b + 1], (long long)start);
-		if (first < 0)
-			return kv_error(-EINVAL, "first[%lld]: %lld given, 0 or more allowed",
-					(long long)b, (long long)first);
-		for (int64_t i = first / size;
-		     n && i <= (first + n - 1) / size && i < a->table_width; i++)
-			if (a->block_table[b * a->table_width + i] < 0)
-				return kv_error(-EINVAL,
-						"block_table[%lld][%lld]: %d given, a block id (0 "
-						"or more) needed",
-						(long long)b, (long long)i,
-						a->block_table[b * a->table_width + i]);
-	}
-	return 0;
-}
-
 int kv_read_host(const struct kv_read_args *a)
 {
 	for (int64_t b = 0; b < a->n_seqs; b++) {
@@ -77,7 +50,7 @@ int kv_read_host(const struct kv_read_args *a)
 		for (int64_t i = start; i < end && i < a->n_tokens; i++) {
 			int64_t j = first + i - start, column = j / size;
 
-			for (int is_v = 0; is_v < 2 && column < a->table_width; is_v++) {
+			for (int is_v = 0; is_v < 2 && j >= 0 && column < a->table_width; is_v++) {
 				struct kv_read_side s = kv_read_side(a, is_v);
 				int32_t n = s.view->n_heads * s.view->head_dim;
 
@@ -112,7 +85,8 @@ KV_PUBLIC int kv_read(const struct kv_read_args *args)
 	if (r == 0)
 		r = kv_check_pointer("block_table", a.block_table, sizeof(*a.block_table));
 	if (r == 0 && a.device == KV_DEVICE_HOST)
-		r = check_arrays(&a);
+		r = kv_check_reads(a.start_loc, a.first, a.n_seqs, a.block_table, a.table_width,
+				   a.k.block_tokens);
 	if (r < 0)
 		return r;
 	return a.device == KV_DEVICE_CUDA ? kv_read_cuda(&a) : kv_read_host(&a);
