@@ -1,6 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/client/bytes.h"
 
+const int32_t *branch_of(int32_t prompt, size_t at, size_t n)
+{
+	static int32_t tokens[BRANCH_MOST];
+
+	ck_assert_uint_le(n, BRANCH_MOST);
+	memcpy(tokens, tokens_of(1, n), n * sizeof(*tokens));
+	for (size_t i = at; i < n; i++)
+		tokens[i] = prompt * 1000 + (int32_t)i;
+	return tokens;
+}
+
 struct kv_pool *bytes_pool(struct kv_client *client, const char *name, uint32_t block_tokens,
 			   uint32_t n_blocks)
 {

@@ -11,6 +11,11 @@
 #define BYTES_COMPONENTS  4
 #define BYTES_TOKEN	  128 /* of a token, in all components */
 
+#define BRANCH_MOST 4096 /* tokens */
+
+/* branch_of() - tokens of the first prompt (tokens_of()), from @at on those of another one; valid until the next call */
+const int32_t *branch_of(int32_t prompt, size_t at, size_t n);
+
 /* bytes_pool() - another session of the pool called @name, mapped; the null block isn't counted in @n_blocks */
 struct kv_pool *bytes_pool(struct kv_client *client, const char *name, uint32_t block_tokens,
 			   uint32_t n_blocks);

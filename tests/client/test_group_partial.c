@@ -87,22 +87,33 @@ static void teardown(void)
 	daemon_stop();
 }
 
-static const int32_t *branch(int32_t prompt, size_t at, size_t n)
-{
-	static int32_t tokens[MAX_LEN];
-
-	memcpy(tokens, tokens_of(1, n), n * sizeof(*tokens));
-	for (size_t i = at; i < n; i++)
-		tokens[i] = prompt * 1000 + (int32_t)i;
-	return tokens;
-}
-
 static struct kv_gseq *new_seq(const struct attached *a)
 {
 	struct kv_gseq *seq;
 
 	must(kv_gseq_new(a->groups, &seq));
 	return seq;
+}
+
+/* The first @at tokens of the prompt that is cached, then others, @n in all. Return: a sequence that finds @hit. */
+static struct kv_gseq *partly_found(size_t at, size_t n, size_t hit)
+{
+	struct kv_gseq *seq = new_seq(&m);
+	size_t found;
+
+	must(kv_gseq_lookup_partial(seq, branch_of(5, at, n), n, &found));
+	ck_assert_uint_eq(found, hit);
+	return seq;
+}
+
+/* Return: how many blocks the first group's pool still had. */
+static uint32_t take_rest(kv_block_id *ids)
+{
+	uint32_t n = 0;
+
+	while (!kv_blocks_take(m.pools[0], 1, &ids[n], 0))
+		n++;
+	return n;
 }
 
 /* One step to @n tokens, in all groups. Return: copies that it took. */
@@ -186,7 +197,7 @@ START_TEST(as_many_tokens_are_found_as_all_groups_have)
 	attach(&m, shape, N_BLOCKS);
 	cached_by_another(shape);
 	for (size_t d = 0; d <= 4 * UNIT; d++) {
-		const int32_t *tokens = branch(2 + (int32_t)d, d, 4 * UNIT + 9);
+		const int32_t *tokens = branch_of(2 + (int32_t)d, d, 4 * UNIT + 9);
 		struct kv_gseq *seq = new_seq(&m);
 		size_t expected = d, hit;
 		uint32_t n_copies = 0;
@@ -228,7 +239,6 @@ START_TEST(what_one_group_lacks_no_group_has)
 	const struct shape *shape = &shapes[0];
 	struct kv_gseq *seq;
 	kv_block_id ids[N_BLOCKS];
-	size_t hit;
 
 	attach(&m, shape, N_BLOCKS);
 	cached_by_another(shape);
@@ -241,13 +251,9 @@ START_TEST(what_one_group_lacks_no_group_has)
 	kv_gseq_free(seq, NULL);
 	must(kv_ping(m.client, TIMEOUT));
 
-	seq = new_seq(&m);
-	must(kv_gseq_lookup_partial(seq, branch(5, 2 * UNIT + 9, 3 * UNIT), 3 * UNIT, &hit));
-	ck_assert_uint_eq(hit, 2 * UNIT);
+	seq = partly_found(2 * UNIT + 9, 3 * UNIT, 2 * UNIT);
 	kv_gseq_free(seq, NULL);
-	seq = new_seq(&m);
-	must(kv_gseq_lookup_partial(seq, branch(5, UNIT + 9, 3 * UNIT), 3 * UNIT, &hit));
-	ck_assert_uint_eq(hit, UNIT + 9);
+	seq = partly_found(UNIT + 9, 3 * UNIT, UNIT + 9);
 	ck_assert_uint_eq(pool_stats(m.client, "p0").blocks_cached_held, 2);
 	right(&m, seq, "both have it", 0);
 	kv_gseq_free(seq, NULL);
@@ -260,18 +266,14 @@ START_TEST(where_one_group_has_no_room_for_its_copy_all_are_back_at_whole_units)
 	const struct shape *shape = &shapes[1];
 	kv_block_id ids[N_BLOCKS];
 	struct kv_gseq *seq;
-	uint32_t n = 0;
-	size_t hit;
+	uint32_t n;
 
 	attach(&m, shape, N_BLOCKS);
 	cached_by_another(shape);
-	seq = new_seq(&m);
-	must(kv_gseq_lookup_partial(seq, branch(5, UNIT + 7, 2 * UNIT), 2 * UNIT, &hit));
-	ck_assert_uint_eq(hit, UNIT + 7);
-	while (!kv_blocks_take(m.pools[0], 1, &ids[n], 0))
-		n++;
+	seq = partly_found(UNIT + 7, 2 * UNIT, UNIT + 7);
+	n = take_rest(ids);
 	/* The block that it lets go of is the one that it needs. */
-	ck_assert_uint_eq(compute(&m, seq, branch(5, UNIT + 7, 2 * UNIT), 2 * UNIT), 0);
+	ck_assert_uint_eq(compute(&m, seq, branch_of(5, UNIT + 7, 2 * UNIT), 2 * UNIT), 0);
 	right(&m, seq, "with whole units", 0);
 	ck_assert_uint_eq(pool_stats(m.client, "p0").blocks_cached, 1);
 	/* And another needs one more. */
@@ -293,18 +295,16 @@ START_TEST(forks_and_rollbacks_of_a_partial_hit_are_right_in_all_groups)
 	attach(&m, shape, N_BLOCKS);
 	cached_by_another(shape);
 	for (size_t to = UNIT; to <= UNIT + 11; to++) {
-		seq = new_seq(&m);
-		must(kv_gseq_lookup_partial(seq, branch(5, UNIT + 11, 2 * UNIT), 2 * UNIT, &hit));
-		ck_assert_uint_eq(hit, UNIT + 11);
+		seq = partly_found(UNIT + 11, 2 * UNIT, UNIT + 11);
 		must(kv_gseq_fork(seq, &fork));
 		must(kv_gseq_rollback(seq, to, NULL));
-		compute(&m, seq, branch(6, to, 2 * UNIT), 2 * UNIT);
+		compute(&m, seq, branch_of(6, to, 2 * UNIT), 2 * UNIT);
 		right(&m, seq, "rolled back", (int)to);
-		compute(&m, fork, branch(7, UNIT + 11, 3 * UNIT), 3 * UNIT);
+		compute(&m, fork, branch_of(7, UNIT + 11, 3 * UNIT), 3 * UNIT);
 		right(&m, fork, "fork", (int)to);
 		must(kv_gseq_preempt(fork, NULL));
 		must(kv_gseq_resume(fork, 3 * UNIT, TIMEOUT, &hit));
-		compute(&m, fork, branch(7, UNIT + 11, 3 * UNIT), 3 * UNIT);
+		compute(&m, fork, branch_of(7, UNIT + 11, 3 * UNIT), 3 * UNIT);
 		right(&m, fork, "resumed", (int)to);
 		kv_gseq_free(seq, NULL);
 		kv_gseq_free(fork, NULL);
@@ -359,14 +359,14 @@ START_TEST(what_was_appended_behind_a_partial_hit_stays_when_there_is_no_room_fo
 	kv_block_id ids[N_BLOCKS];
 	struct kv_gseq *seq;
 	const int32_t *tokens;
-	uint32_t n = 0;
+	uint32_t n;
 	size_t hit;
 
 	attach(&m, shape, N_BLOCKS);
 	cached_by_another(shape);
 	seq = new_seq(&m);
 	must(kv_gseq_reserve(seq, 2 * UNIT, TIMEOUT));
-	tokens = branch(5, UNIT + 7, 2 * UNIT);
+	tokens = branch_of(5, UNIT + 7, 2 * UNIT);
 	must(kv_gseq_lookup_partial(seq, tokens, 2 * UNIT, &hit));
 	ck_assert_uint_eq(hit, UNIT + 7);
 	must(kv_gseq_append(seq, tokens + hit, 2 * UNIT - hit));
@@ -376,8 +376,7 @@ START_TEST(what_was_appended_behind_a_partial_hit_stays_when_there_is_no_room_fo
 		bytes_step(m.pools[g], m.batches[g], &item, 1);
 	}
 	right(&m, seq, "appended", 0);
-	while (!kv_blocks_take(m.pools[0], 1, &ids[n], 0))
-		n++;
+	n = take_rest(ids);
 	ck_assert_int_eq(kv_gseq_reserve(seq, 3 * UNIT, 0), KV_NO_ROOM);
 	expect(kv_gseq_len(seq) == 2 * UNIT, "%d tokens were computed, %zu are left", 2 * UNIT, kv_gseq_len(seq));
 	right(&m, seq, "no room", 0);
@@ -393,20 +392,16 @@ START_TEST(a_partial_hit_that_was_rolled_back_is_let_go_where_there_is_no_room_f
 	const struct shape *shape = &shapes[1];
 	kv_block_id ids[N_BLOCKS];
 	struct kv_gseq *seq;
-	uint32_t n = 0;
-	size_t hit;
+	uint32_t n;
 
 	attach(&m, shape, N_BLOCKS);
 	cached_by_another(shape);
-	seq = new_seq(&m);
-	must(kv_gseq_lookup_partial(seq, branch(5, UNIT + 7, 2 * UNIT), 2 * UNIT, &hit));
-	ck_assert_uint_eq(hit, UNIT + 7);
+	seq = partly_found(UNIT + 7, 2 * UNIT, UNIT + 7);
 	/* Room for less than it has changes nothing. */
 	must(kv_gseq_reserve(seq, UNIT, 0));
 	must(kv_gseq_rollback(seq, UNIT + 5, NULL));
-	while (!kv_blocks_take(m.pools[0], 1, &ids[n], 0))
-		n++;
-	ck_assert_uint_eq(compute(&m, seq, branch(5, UNIT + 5, 2 * UNIT), 2 * UNIT), 0);
+	n = take_rest(ids);
+	ck_assert_uint_eq(compute(&m, seq, branch_of(5, UNIT + 5, 2 * UNIT), 2 * UNIT), 0);
 	right(&m, seq, "with whole units", 0);
 	must(kv_blocks_give(m.pools[0], n, ids));
 	kv_gseq_free(seq, NULL);
@@ -429,7 +424,7 @@ START_TEST(prompts_of_every_length_are_found_in_all_groups)
 		size_t expected = n - 1, hit;
 
 		/* Its memory serves the next sequence, with what stands there. */
-		compute(&m, other, branch(2 + (int32_t)n, 0, 4 * UNIT), 4 * UNIT);
+		compute(&m, other, branch_of(2 + (int32_t)n, 0, 4 * UNIT), 4 * UNIT);
 		kv_gseq_free(other, NULL);
 		seq = new_seq(&m);
 		for (uint32_t g = 0; g < shape->n; g++)

@@ -57,17 +57,6 @@ static void teardown(void)
 
 /* ---- what is cached ---- */
 
-/* Tokens of a prompt: from @at on those of another one. */
-static const int32_t *branch(int32_t prompt, size_t at, size_t n)
-{
-	static int32_t tokens[MAX_LEN];
-
-	memcpy(tokens, tokens_of(1, n), n * sizeof(*tokens));
-	for (size_t i = at; i < n; i++)
-		tokens[i] = prompt * 1000 + (int32_t)i;
-	return tokens;
-}
-
 /* Computes and publishes; it is held no more. */
 static void cache_in(struct kv_client *c, struct kv_pool *p, struct kv_batch *b, struct kv_seq *seq,
 		     const int32_t *tokens, size_t n)
@@ -102,7 +91,7 @@ static void writer(struct process *self, void *arg)
 		struct kv_seq *seq;
 
 		must(kv_seq_new(p, &seq));
-		cache_in(own, p, b, seq, branch(branches[i].prompt, branches[i].at, branches[i].n),
+		cache_in(own, p, b, seq, branch_of(branches[i].prompt, branches[i].at, branches[i].n),
 			 branches[i].n);
 	}
 	process_say(self, 0);
@@ -183,7 +172,7 @@ START_TEST(what_a_prompt_has_in_common_with_a_block_is_found_copied_and_gone_on_
 
 	cached_by_another(&(struct branch){1, MAX_LEN, before + SIZE}, 1);
 	for (size_t k = 0; k <= SIZE; k++) {
-		const int32_t *tokens = branch(2 + (int32_t)k, before + k, before + SIZE + 8);
+		const int32_t *tokens = branch_of(2 + (int32_t)k, before + k, before + SIZE + 8);
 		struct kv_seq *seq = looked_up(tokens, before + SIZE + 8, before + (k < STEM ? 0 : k));
 		kv_block_id shared = kv_seq_len(seq) ? last_block(seq) : 0;
 
@@ -232,7 +221,7 @@ START_TEST(of_several_blocks_the_one_that_goes_on_longest_is_taken)
 	for (int i = 0; i < 6; i++)
 		all[i] = (struct branch){10 + i, SIZE + 3 + 2 * (size_t)((i * 5) % 6), 2 * SIZE};
 	cached_by_another(all, 6);
-	tokens = branch(99, 2 * SIZE - 1, 2 * SIZE + 5);
+	tokens = branch_of(99, 2 * SIZE - 1, 2 * SIZE + 5);
 	seq = looked_up(tokens, 2 * SIZE + 5, SIZE + 13);
 	bytes_right(pool, seq, "the longest", 0);
 	/* Of the others none is held. */
@@ -250,7 +239,7 @@ START_TEST(of_many_that_begin_alike_one_is_found)
 		all[i] = (struct branch){10 + i, SIZE + 6, 2 * SIZE};
 	cached_by_another(all, 30);
 	for (int i = 0; i < 30; i++) {
-		const int32_t *tokens = branch(10 + i, SIZE + 6, 2 * SIZE);
+		const int32_t *tokens = branch_of(10 + i, SIZE + 6, 2 * SIZE);
 		struct kv_seq *seq;
 		size_t hit;
 
@@ -268,7 +257,7 @@ START_TEST(the_source_stays_until_the_copy_is_done_whatever_others_need)
 {
 	cached_by_another(&(struct branch){1, MAX_LEN, 2 * SIZE}, 1);
 	for (int when = 0; when < 3; when++) {
-		const int32_t *tokens = branch(5, SIZE + 9, 2 * SIZE);
+		const int32_t *tokens = branch_of(5, SIZE + 9, 2 * SIZE);
 		struct kv_seq *seq = looked_up(tokens, 2 * SIZE, SIZE + 9);
 		struct kv_pool *greedy = bytes_pool(client, "pool", SIZE, N_BLOCKS);
 		kv_block_id ids[N_BLOCKS];
@@ -318,7 +307,7 @@ START_TEST(nobody_waits_for_a_block_that_is_held_for_a_part_of_it)
 
 	cached_by_another(&(struct branch){1, MAX_LEN, 2 * SIZE}, 1);
 	must(kv_blocks_take(pool, N_BLOCKS - 2, ids, TIMEOUT));
-	tokens = branch(5, SIZE + 9, 2 * SIZE);
+	tokens = branch_of(5, SIZE + 9, 2 * SIZE);
 	seq = looked_up(tokens, 2 * SIZE, SIZE + 9);
 	start = now_ns();
 	must(kv_seq_reserve(seq, 2 * SIZE, TIMEOUT));
@@ -339,7 +328,7 @@ START_TEST(where_there_is_no_room_for_source_and_copy_it_is_a_plain_hit)
 
 	cached_by_another(&(struct branch){1, MAX_LEN, 2 * SIZE}, 1);
 	must(kv_blocks_take(pool, n, ids, TIMEOUT));
-	tokens = branch(5, SIZE + 9, 2 * SIZE);
+	tokens = branch_of(5, SIZE + 9, 2 * SIZE);
 	seq = looked_up(tokens, 2 * SIZE, SIZE + 9);
 	ck_assert_uint_eq(pool_stats(client, "pool").hit_tokens_total, SIZE + 9);
 	go_on(seq, tokens, 2 * SIZE);
@@ -376,12 +365,12 @@ START_TEST(another_prompt_ends_what_was_kept_of_a_preempted_sequence_also_where_
 	cached_by_another(&(struct branch){1, MAX_LEN, SIZE}, 1);
 	must(kv_seq_new(pool, &seq));
 	must(kv_seq_reserve(seq, 20, TIMEOUT));
-	must(kv_seq_append(seq, branch(7, 0, 20), 20));
+	must(kv_seq_append(seq, branch_of(7, 0, 20), 20));
 	must(kv_seq_preempt(seq, NULL));
-	must(kv_seq_lookup_partial(seq, branch(8, 0, SIZE + 1), SIZE + 1, &hit));
+	must(kv_seq_lookup_partial(seq, branch_of(8, 0, SIZE + 1), SIZE + 1, &hit));
 	ck_assert_uint_eq(hit, 0);
 	ck_assert_uint_eq(kv_seq_preempted(seq), 20);
-	must(kv_seq_lookup_partial(seq, branch(5, 9, SIZE + 1), SIZE + 1, &hit));
+	must(kv_seq_lookup_partial(seq, branch_of(5, 9, SIZE + 1), SIZE + 1, &hit));
 	ck_assert_uint_eq(hit, 9);
 	while (!kv_blocks_take(pool, 1, &ids[n], 0))
 		n++;
@@ -400,7 +389,7 @@ START_TEST(a_sequence_that_has_its_blocks_already_has_the_copy_noted_at_once)
 	size_t hit;
 
 	cached_by_another(&(struct branch){1, MAX_LEN, 3 * SIZE}, 1);
-	tokens = branch(5, 2 * SIZE + 7, 3 * SIZE);
+	tokens = branch_of(5, 2 * SIZE + 7, 3 * SIZE);
 	must(kv_seq_new(pool, &seq));
 	must(kv_seq_reserve(seq, 3 * SIZE, TIMEOUT));
 	must(kv_seq_lookup_partial(seq, tokens, 3 * SIZE, &hit));
@@ -419,12 +408,12 @@ START_TEST(forks_of_a_partial_hit_each_have_their_copy)
 	const int32_t *tokens;
 
 	cached_by_another(&(struct branch){1, MAX_LEN, 2 * SIZE}, 1);
-	tokens = branch(5, SIZE + 6, SIZE + 10);
+	tokens = branch_of(5, SIZE + 6, SIZE + 10);
 	seqs[0] = looked_up(tokens, SIZE + 10, SIZE + 6);
 	for (int i = 1; i < 4; i++)
 		must(kv_seq_fork(seqs[i - 1], &seqs[i]));
 	for (int i = 0; i < 4; i++) {
-		go_on(seqs[i], branch(20 + i, SIZE + 6, 2 * SIZE + 3), 2 * SIZE + 3);
+		go_on(seqs[i], branch_of(20 + i, SIZE + 6, 2 * SIZE + 3), 2 * SIZE + 3);
 		must(kv_seq_publish(seqs[i], NULL));
 	}
 	for (int i = 0; i < 4; i++) {
@@ -434,7 +423,7 @@ START_TEST(forks_of_a_partial_hit_each_have_their_copy)
 	must(kv_ping(client, TIMEOUT));
 	/* What they have computed can be found likewise. */
 	for (int i = 0; i < 4; i++) {
-		struct kv_seq *seq = looked_up(branch(20 + i, SIZE + 6, 2 * SIZE), 2 * SIZE, 2 * SIZE - 1);
+		struct kv_seq *seq = looked_up(branch_of(20 + i, SIZE + 6, 2 * SIZE), 2 * SIZE, 2 * SIZE - 1);
 
 		bytes_right(pool, seq, "found again", i);
 		kv_seq_free(seq, NULL);
@@ -449,14 +438,14 @@ START_TEST(a_partial_hit_is_given_up_by_a_rollback_and_by_preemption)
 	size_t len;
 
 	cached_by_another(&(struct branch){1, MAX_LEN, 2 * SIZE}, 1);
-	tokens = branch(5, SIZE + 9, 2 * SIZE);
+	tokens = branch_of(5, SIZE + 9, 2 * SIZE);
 	seq = looked_up(tokens, 2 * SIZE, SIZE + 9);
 	must(kv_seq_rollback(seq, SIZE + 4, NULL)); /* still in that block */
-	go_on(seq, branch(6, SIZE + 4, 2 * SIZE), 2 * SIZE);
+	go_on(seq, branch_of(6, SIZE + 4, 2 * SIZE), 2 * SIZE);
 	bytes_right(pool, seq, "less of it", 0);
 	kv_seq_free(seq, NULL);
 
-	tokens = branch(5, SIZE + 9, 2 * SIZE);
+	tokens = branch_of(5, SIZE + 9, 2 * SIZE);
 	seq = looked_up(tokens, 2 * SIZE, SIZE + 9);
 	must(kv_seq_rollback(seq, SIZE, NULL));
 	ck_assert_uint_eq(pool_stats(client, "pool").blocks_cached_held, 1);
@@ -505,7 +494,7 @@ static size_t found_as(uint32_t tag, const char *value, const struct kv_extra *e
 
 START_TEST(fields_and_extras_must_be_the_same)
 {
-	const int32_t *in_first = branch(5, 10, 2 * SIZE), *tokens;
+	const int32_t *in_first = branch_of(5, 10, 2 * SIZE), *tokens;
 	const struct kv_extra image = {.tag = KV_TAG_IMAGE, .position = SIZE + 2, .n_tokens = 4,
 				       .bytes = "image a", .n_bytes = 7};
 	struct kv_extra other = image, later = image;
@@ -519,7 +508,7 @@ START_TEST(fields_and_extras_must_be_the_same)
 	publish_as(0, NULL, &image);
 	other.bytes = "image b";
 	later.position = SIZE + 3;
-	tokens = branch(5, SIZE + 12, 2 * SIZE);
+	tokens = branch_of(5, SIZE + 12, 2 * SIZE);
 	ck_assert_uint_eq(found_as(0, NULL, &image, tokens, 2 * SIZE), SIZE + 12);
 	ck_assert_uint_eq(found_as(0, NULL, &other, tokens, 2 * SIZE), SIZE);
 	ck_assert_uint_eq(found_as(0, NULL, &later, tokens, 2 * SIZE), SIZE);
@@ -533,7 +522,7 @@ START_TEST(after_a_weight_update_nothing_is_found_in_part)
 	const int32_t *tokens;
 
 	cached_by_another((struct branch[]){{1, MAX_LEN, 2 * SIZE}}, 1);
-	tokens = branch(5, SIZE + 9, 2 * SIZE);
+	tokens = branch_of(5, SIZE + 9, 2 * SIZE);
 	ck_assert_uint_eq(partial_hit(tokens, 2 * SIZE), SIZE + 9);
 	{
 		/* Held over the update: its blocks are still there then. */
@@ -560,7 +549,7 @@ START_TEST(stems_that_collide_cost_a_miss_and_no_wrong_hit)
 		all[i] = (struct branch){10 + i, (size_t)i + 1, 2 * SIZE};
 	cached_by_another(all, 10);
 	for (int i = 0; i < 10; i++) {
-		const int32_t *tokens = branch(50 + i, (size_t)i + 4, 2 * SIZE);
+		const int32_t *tokens = branch_of(50 + i, (size_t)i + 4, 2 * SIZE);
 		struct kv_seq *seq;
 		size_t hit;
 
@@ -581,7 +570,7 @@ static void holder(struct process *self, void *arg)
 	int when = *(const int *)arg;
 	struct kv_client *own = client_new();
 	struct kv_pool *p = bytes_pool(own, "pool", SIZE, N_BLOCKS);
-	const int32_t *tokens = branch(5, SIZE + 9, 2 * SIZE);
+	const int32_t *tokens = branch_of(5, SIZE + 9, 2 * SIZE);
 	struct kv_seq *seq;
 	size_t hit;
 
@@ -619,7 +608,7 @@ START_TEST(another_worker_finds_beginnings_of_what_the_one_before_had_cached)
 		daemon_kill_worker();
 		must(kv_ping(client, TIMEOUT));
 		books_balance(client);
-		tokens = branch(5 + i, 2 * SIZE + 9, 3 * SIZE);
+		tokens = branch_of(5 + i, 2 * SIZE + 9, 3 * SIZE);
 		seq = looked_up(tokens, 3 * SIZE, 2 * SIZE + 9);
 		go_on(seq, tokens, 3 * SIZE);
 		bytes_right(pool, seq, "after a worker's death", i);
