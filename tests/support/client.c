@@ -182,6 +182,21 @@ bool session_stats(struct kv_client *client, pid_t pid, struct kv_session_stats 
 	return found;
 }
 
+bool session_is_gone(struct kv_client *client, pid_t pid)
+{
+	struct kv_session_stats s;
+
+	return !session_stats(client, pid, &s);
+}
+
+void expect_gone_soon(struct kv_client *client, pid_t pid)
+{
+	int64_t start = now_ns();
+
+	wait_until(session_is_gone(client, pid));
+	ck_assert_int_lt(now_ns() - start, 5 * KV_SEC);
+}
+
 void numbers_add_up(struct kv_client *client)
 {
 	struct kv_pool_stats *pools;

@@ -74,6 +74,10 @@ struct kv_daemon_stats daemon_stats(struct kv_client *client);
 /* session_stats() - of the first session of a process; false: it has none */
 bool session_stats(struct kv_client *client, pid_t pid, struct kv_session_stats *ret);
 
+/* session_is_gone() - it has no session; expect_gone_soon() - within 5 s of its death, which is now */
+bool session_is_gone(struct kv_client *client, pid_t pid);
+void expect_gone_soon(struct kv_client *client, pid_t pid);
+
 /* numbers_add_up() - the counts of all pools and devices */
 void numbers_add_up(struct kv_client *client);
 
