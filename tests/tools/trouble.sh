@@ -106,7 +106,7 @@ kill -STOP "$worker"
 expect 1 "$kvctl" -t 1 stats
 expect_err 'no answer from the daemon.*; what to do: kvctl doctor socket daemon$'
 expect 1 "$kvctl" -t 2 doctor daemon
-expect_out "kill -9 its worker"
+expect_out "kvctl restart-worker, or kill -9"
 kill -KILL "$worker"
 expect_soon 20 "$kvctl" ping
 exec 9>&-
