@@ -468,19 +468,19 @@ static int move_window(struct kv_gseq *seq, uint32_t g, size_t n_tokens, void *s
 	const struct kv_group *group = &seq->groups->groups[g];
 	struct kv_seq *part = seq->seqs[g];
 	kv_block_id null_block = group->pool->head.null_block;
-	size_t end = kv_group_first(group, n_tokens) / group->pool->head.block_tokens, begin;
+	size_t end = kv_group_first(group, n_tokens) / group->pool->head.block_tokens;
 	int r;
 
-	for (begin = end; begin && part->table[begin - 1] != null_block; begin--)
-		;
-	if (begin == end)
+	if (end <= part->n_left)
 		return 0;
-	r = kv_later_release(group->pool, stream, part->table + begin, (uint32_t)(end - begin));
+	/* Holes that a search has left among them are passed over. */
+	r = kv_later_release(group->pool, stream, part->table + part->n_left, (uint32_t)(end - part->n_left));
 	if (r < 0)
 		return r;
-	for (size_t i = begin; i < end; i++)
-		part->table[i] = null_block;
-	part->n_holes += end - begin;
+	for (; part->n_left < end; part->n_left++) {
+		part->n_holes += part->table[part->n_left] != null_block;
+		part->table[part->n_left] = null_block;
+	}
 	return 0;
 }
 

@@ -13,6 +13,42 @@ struct taken {
 	uint32_t end;
 };
 
+/* Blocks and rows that group @g has when it has room, those of windows behind it not counted. */
+static uint64_t had_by_then(const struct kv_gseq *seq, uint32_t g, size_t n_tokens)
+{
+	const struct kv_group *group = &seq->groups->groups[g];
+	const struct kv_seq *part = seq->seqs[g];
+	size_t size = group->pool->head.block_tokens, n;
+
+	if (kv_group_is_state(seq->groups, g))
+		return 1 + group->n_drafts;
+	n = n_tokens / size + (n_tokens % size != 0);
+	n = n > part->n_blocks ? n : part->n_blocks;
+	return n > part->n_holes ? n - part->n_holes : 0;
+}
+
+/* Each group may fit its pool, and all groups of the pool together never. */
+static bool never_fits(const struct kv_gseq *seq, size_t n_tokens, const struct taken *t)
+{
+	const struct kv_groups *groups = seq->groups;
+
+	for (uint32_t g = 0; g < groups->n; g++) {
+		const struct kv_pool *pool = groups->groups[g].pool;
+		uint64_t n = 0;
+		uint32_t must = 0;
+
+		for (uint32_t i = 0; i < groups->n; i++) {
+			if (groups->groups[i].pool != pool)
+				continue;
+			n += had_by_then(seq, i, n_tokens);
+			must += t->must[i];
+		}
+		if (must && n > kv_pool_max_blocks(pool))
+			return true;
+	}
+	return false;
+}
+
 static int count_need(const struct kv_gseq *seq, size_t n_tokens, struct taken *t)
 {
 	const struct kv_groups *groups = seq->groups;
@@ -32,6 +68,8 @@ static int count_need(const struct kv_gseq *seq, size_t n_tokens, struct taken *
 		t->end += t->must[g] + t->may[g];
 		n_must += t->must[g];
 	}
+	if (never_fits(seq, n_tokens, t))
+		return KV_TOO_LARGE;
 	t->ids = malloc((t->end + n_must + 1) * sizeof(*t->ids));
 	return t->ids ? 0 : kv_no_memory();
 }

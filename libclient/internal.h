@@ -281,6 +281,7 @@ struct kv_seq {
 	uint32_t group;
 	size_t n_promised; /* blocks up to here were promised, from n_submitted on */
 	size_t n_holes; /* blocks that were let go: the null block stands in the table */
+	size_t n_left; /* of a window: the first so many have all been let go */
 	size_t n_submitted;  /* leading blocks, <= len / block_tokens */
 	size_t n_settled;    /* of these, how many have had the daemon's answer */
 	size_t keys_room;

@@ -84,6 +84,8 @@ static int release_from(struct kv_seq *seq, size_t first, void *stream)
 	seq->n_blocks = first;
 	if (seq->n_holes > first)
 		seq->n_holes = first;
+	if (seq->n_left > first)
+		seq->n_left = first;
 	KV_KILLPOINT(client_released);
 	return 0;
 }
@@ -177,7 +179,9 @@ int kv_seq_need(const struct kv_seq *seq, size_t n_tokens, uint32_t *ret)
 {
 	size_t need = blocks_for(seq->pool, n_tokens);
 
-	if (n_tokens > seq->pool->max_seq_tokens || need > kv_pool_max_blocks(seq->pool) + seq->n_holes)
+	/* What it has it keeps, also where the pool may have less by now. */
+	if (n_tokens > seq->pool->max_seq_tokens ||
+	    (need > seq->n_blocks && need > kv_pool_max_blocks(seq->pool) + seq->n_holes))
 		return KV_TOO_LARGE;
 	*ret = need > seq->n_blocks ? (uint32_t)(need - seq->n_blocks) : 0;
 	*ret += kv_seq_must_copy(seq) && n_tokens > seq->len;
@@ -338,6 +342,7 @@ KV_PUBLIC int kv_seq_fork(struct kv_seq *seq, struct kv_seq **ret)
 	child->n_partial = seq->n_partial;
 	child->root = seq->root;
 	child->n_holes = seq->n_holes;
+	child->n_left = seq->n_left;
 	child->n_blocks = n;
 	child->n_submitted = seq->n_submitted;
 	child->n_settled = seq->n_settled;
@@ -380,6 +385,8 @@ void kv_seq_let_go(struct kv_seq *seq, size_t n_tokens)
 	seq->n_blocks = blocks_for(seq->pool, n_tokens);
 	if (seq->n_holes > seq->n_blocks)
 		seq->n_holes = seq->n_blocks;
+	if (seq->n_left > seq->n_blocks)
+		seq->n_left = seq->n_blocks;
 	shorten(seq, n_tokens);
 }
 

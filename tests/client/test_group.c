@@ -819,8 +819,49 @@ START_TEST(a_reservation_that_groups_of_one_pool_cannot_have_costs_it_none_of_it
 	must(kv_gseq_new(groups, &b));
 	ck_assert_int_eq(kv_gseq_reserve(b, 101 * SIZE, 0), KV_TOO_LARGE);
 	must(kv_gseq_reserve(b, 13 * SIZE, TIMEOUT));
-	kv_gseq_free(b, NULL);
+	/* Nor can they when they have some of it: nobody waits for that. */
 	must(kv_blocks_give(pool, 174, ids));
+	must(kv_gseq_reserve(b, 90 * SIZE, TIMEOUT));
+	ck_assert_int_eq(kv_gseq_reserve(b, 101 * SIZE, TIMEOUT), KV_TOO_LARGE);
+	must(kv_gseq_reserve(b, 100 * SIZE, TIMEOUT));
+	kv_gseq_free(b, NULL);
+	kv_groups_free(groups);
+}
+END_TEST
+
+/* Its own blocks lie before those that the search passed over, and once stayed there to its end. */
+START_TEST(a_window_that_a_search_has_moved_far_on_leaves_its_own_blocks_behind_too)
+{
+	struct kv_group window = {.kind = KV_GROUP_WINDOW, .pool = m.pools[WINDOW_G], .window = WINDOW};
+	KV_OPTIONS(kv_groups_options, what, .groups = &window, .n_groups = 1);
+	const int32_t *tokens = tokens_of(1, 41);
+	struct kv_groups *groups;
+	struct kv_gseq *seqs[2];
+	const kv_block_id *ids;
+	struct kv_pool_info info;
+	size_t hit;
+
+	must(kv_groups_new(&what, &groups));
+	kv_pool_info(m.pools[WINDOW_G], &info);
+	/* The first has computed 8 tokens when the second has 40. */
+	for (int k = 0; k < 2; k++) {
+		must(kv_gseq_new(groups, &seqs[k]));
+		must(kv_gseq_reserve(seqs[k], k ? 40 : 8, TIMEOUT));
+		must(kv_gseq_append(seqs[k], tokens, k ? 40 : 8));
+		must(kv_gseq_publish(seqs[k], NULL));
+		settled();
+	}
+	must(kv_gseq_lookup(seqs[0], tokens, 41, &hit));
+	ck_assert_uint_eq(hit, 40);
+	must(kv_gseq_done(seqs[0], 40, NULL));
+	ck_assert_uint_eq(kv_seq_blocks(kv_gseq_seq(seqs[0], 0), &ids), 10);
+	for (int i = 0; i < 10; i++)
+		expect((ids[i] == info.null_block) == (i < 8), "block %d is %d", i, ids[i]);
+	must(kv_gseq_done(seqs[1], 40, NULL));
+	must(kv_ping(m.client, TIMEOUT));
+	ck_assert_uint_eq(pool_stats(m.client, model_names[WINDOW_G]).blocks_cached_held, 2);
+	for (int k = 0; k < 2; k++)
+		kv_gseq_free(seqs[k], NULL);
 	kv_groups_free(groups);
 }
 END_TEST
@@ -927,6 +968,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, groups_that_share_a_pool_never_find_each_others_blocks);
 	tcase_add_test(tcase,
 		       a_reservation_that_groups_of_one_pool_cannot_have_costs_it_none_of_its_cache);
+	tcase_add_test(tcase, a_window_that_a_search_has_moved_far_on_leaves_its_own_blocks_behind_too);
 	tcase_add_test(tcase, padding_lanes_name_the_null_row_and_take_none);
 	tcase_add_test(tcase, groups_that_cannot_be_are_refused_by_name);
 	suite_add_tcase(s, tcase);

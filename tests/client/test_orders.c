@@ -280,6 +280,25 @@ static void resume(struct own *own)
 		end(pick(n_owns));
 }
 
+/* Blocks that no later token sees have left windows, wherever they came from. */
+static void done(const struct own *own)
+{
+	size_t n = pick((uint32_t)own->len + 1);
+
+	must(kv_gseq_done(own->seq, n, NULL));
+	is_as_told(own, "done");
+	for (uint32_t g = 0; g < shape->n; g++) {
+		const kv_block_id *ids;
+		struct kv_pool_info info;
+
+		kv_seq_blocks(kv_gseq_seq(own->seq, g), &ids);
+		kv_pool_info(pools[g], &info);
+		for (size_t i = 0; i < seen_first(&shape->groups[g], n) / shape->block_tokens[g]; i++)
+			expect(ids[i] == info.null_block, "step %d: group %u keeps block %zu after %zu tokens", step, g,
+			       i, n);
+	}
+}
+
 static void one_call(void)
 {
 	uint32_t what = pick(100);
@@ -310,7 +329,7 @@ static void one_call(void)
 		must(kv_gseq_promise(own->seq, own->tokens, own->len + pick(MAX_LEN - (uint32_t)own->len + 1),
 				     KV_MSEC * pick(30), NULL));
 	else if (what < 97)
-		must(kv_gseq_done(own->seq, pick((uint32_t)own->len + 1), NULL));
+		done(own);
 	else
 		end(pick(n_owns));
 }

@@ -694,6 +694,22 @@ START_TEST(a_prompt_of_more_tokens_than_there_is_memory_is_refused_at_once)
 }
 END_TEST
 
+START_TEST(room_that_a_sequence_has_stays_when_the_pool_may_have_less)
+{
+	KV_OPTIONS(kv_pool_limits, less, .change = KV_LIMIT_MAX, .max_bytes = 21 * BLOCK_BYTES);
+	struct kv_seq *seq;
+
+	must(kv_seq_new(pool, &seq));
+	must(kv_seq_reserve(seq, 40 * BLOCK_TOKENS, TIMEOUT));
+	must(kv_pool_set(client, "pool", &less, NULL, TIMEOUT));
+	must(kv_seq_reserve(seq, 40 * BLOCK_TOKENS, 0));
+	must(kv_seq_append(seq, tokens_of(1, 600), 600));
+	must(kv_seq_reserve(seq, 601, 0));
+	ck_assert_int_eq(kv_seq_reserve(seq, 41 * BLOCK_TOKENS, TIMEOUT), KV_TOO_LARGE);
+	kv_seq_free(seq, NULL);
+}
+END_TEST
+
 START_TEST(what_is_not_given_is_named)
 {
 	struct kv_layout layout = *small_layout();
@@ -754,6 +770,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, rolling_back_forgets_tokens_and_lets_blocks_go);
 	tcase_add_test(tcase, rolling_back_before_the_answer_to_a_publish_is_no_harm);
 	tcase_add_loop_test(tcase, a_prompt_of_more_tokens_than_there_is_memory_is_refused_at_once, 0, 3);
+	tcase_add_test(tcase, room_that_a_sequence_has_stays_when_the_pool_may_have_less);
 	tcase_add_test(tcase, what_is_not_given_is_named);
 	suite_add_tcase(s, tcase);
 	return s;
