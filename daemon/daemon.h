@@ -195,6 +195,7 @@ struct kv_session {
 	bool mapped; /* it has been given granules: isolate.c */
 	bool read_only; /* it leases, publishes and holds nothing */
 	bool op_in_doubt; /* its next op may have been done already: journal.h */
+	uint64_t ops_before; /* somebody's message: number of the op after those that come before it */
 	uint64_t bytes;
 	int64_t since_ns;
 	uint64_t n_published;
@@ -238,6 +239,7 @@ struct kv_peer {
 	struct kv_link speaking; /* kv_user::speaking */
 	uint32_t events;	 /* what its socket was last ready for */
 	struct kv_walk *walk;	 /* a long answer under way, owned; NULL: none */
+	struct kv_wire_head *message; /* owned: it was read, and ops that came before it are still to be done */
 	bool greeted;
 	bool counted;  /* among its user's connections */
 	bool silenced; /* what it sends is read later: its user has sent too much */
@@ -281,6 +283,9 @@ void kv_promises_clear(struct kv_pool *pool, uint32_t slot);
 void kv_session_handle_open(struct kv_peer *peer, const struct kv_msg_pool_open *msg);
 void kv_session_handle_lease(struct kv_peer *peer, const struct kv_msg_lease *msg);
 void kv_session_drain(struct kv_session *session); /* works off its ring of ops */
+void kv_session_drain_some(struct kv_session *session, uint32_t most);
+/* kv_session_ops() - how many there are to be worked off; negative: they made no sense, it is hung up on */
+int64_t kv_session_ops(struct kv_session *session);
 struct kv_session *kv_session_free(struct kv_session *session); /* its client is quiet */
 void kv_session_unload(struct kv_session *session); /* this process forgets it; for others it goes on */
 /* kv_session_adopt() - of a worker before this one: the peer is away. Takes @fds over. 0; negative */

@@ -31,6 +31,7 @@
 #endif
 
 #define CONNECTION_COST 8 /* as many messages */
+#define OPS_A_TIME	512 /* some 0.5 ms if all publish */
 
 void kv_peer_send(struct kv_peer *peer, const void *msg, uint32_t size, const int *fds,
 		  uint32_t n_fds)
@@ -85,6 +86,7 @@ struct kv_peer *kv_peer_free(struct kv_peer *peer)
 	kv_user_put(peer->user);
 	free(peer->pending_open);
 	free(peer->walk);
+	free(peer->message);
 	free(peer);
 	return NULL;
 }
@@ -104,6 +106,7 @@ void kv_peer_drop(struct kv_peer *peer, const char *why)
 		kv_session_drop(peer->session);
 	free(kv_steal(peer->pending_open));
 	free(kv_steal(peer->walk));
+	free(kv_steal(peer->message));
 	if (peer->open_timer)
 		kv_timer_set(peer->open_timer, -1);
 }
@@ -164,18 +167,10 @@ static void handle_hello(struct kv_peer *peer, const void *data)
 	kv_peer_send(peer, &reply, sizeof(reply), NULL, 0);
 }
 
-/* A ping answers for its whole process: what any of its sessions has posted is done by then. */
 static void handle_ping(struct kv_peer *peer, const void *data)
 {
 	const struct kv_msg_plain *msg = data;
-	struct kv_daemon *d = peer->daemon;
 
-	for (struct kv_link *l = d->peers.next; l != &d->peers; l = l->next) {
-		struct kv_peer *other = kv_container_of(l, struct kv_peer, link);
-
-		if (other->pid == peer->pid && other->session)
-			kv_session_drain(other->session);
-	}
 	send_ok(peer, msg->head.tag);
 }
 
@@ -423,6 +418,93 @@ static const struct handler {
 	[KV_MSG_POOL_EPOCH] = { sizeof(struct kv_msg_drop), false, false, handle_epoch },
 };
 
+/* A ping answers for its whole process. */
+static bool comes_before(const struct kv_peer *other, const struct kv_peer *peer)
+{
+	return other->session && (other->fd >= 0 || other->away) && other->pid == peer->pid;
+}
+
+static void mark(struct kv_session *s)
+{
+	int64_t n = kv_session_ops(s);
+
+	if (n > 0)
+		s->ops_before = s->record->ops_done + (uint64_t)n;
+}
+
+/* What a session did before it asked is done before the answer. */
+static void mark_rings(struct kv_peer *peer, uint16_t type)
+{
+	struct kv_daemon *d = peer->daemon;
+
+	if (type != KV_MSG_PING) {
+		if (peer->session)
+			mark(peer->session);
+		return;
+	}
+	for (struct kv_link *l = d->peers.next; l != &d->peers; l = l->next) {
+		struct kv_peer *other = kv_container_of(l, struct kv_peer, link);
+
+		if (comes_before(other, peer))
+			mark(other->session);
+	}
+}
+
+/* Up to @most of the marked ops of a session. Return: how many there were. */
+static uint64_t work_off_one(struct kv_session *s, uint64_t most)
+{
+	uint64_t start = s->record->ops_done, n = s->ops_before > start ? s->ops_before - start : 0;
+
+	n = n < most ? n : most;
+	if (n)
+		kv_session_drain_some(s, (uint32_t)n);
+	/* Whose head has gone back has taken back what it had posted. */
+	if (s->record->ops_done < start + n)
+		s->ops_before = 0;
+	return n;
+}
+
+/* Works off OPS_A_TIME of that. Return: whether that was all. */
+static bool work_off(struct kv_peer *peer, uint16_t type)
+{
+	struct kv_daemon *d = peer->daemon;
+	uint64_t left = OPS_A_TIME;
+
+	if (type != KV_MSG_PING)
+		return !peer->session || work_off_one(peer->session, left) < left;
+	for (struct kv_link *l = d->peers.next; left && l != &d->peers; l = l->next) {
+		struct kv_peer *other = kv_container_of(l, struct kv_peer, link);
+
+		if (comes_before(other, peer))
+			left -= work_off_one(other->session, left);
+	}
+	return left;
+}
+
+static void answer(struct kv_peer *peer, const struct kv_wire_head *head)
+{
+	const struct handler *h = &handlers[head->type];
+
+	if (h->needs_session && !peer->session)
+		kv_peer_error(peer, head->tag, -EINVAL, "no pool is open on this connection");
+	else
+		h->handle(peer, (const void *)head);
+}
+
+/* A message that has waited for the ops before it. */
+static void go_on(struct kv_peer *peer)
+{
+	uint16_t type = peer->message->type;
+	struct kv_wire_head *head;
+
+	/* It may be hung up on for one of them. */
+	if (!work_off(peer, type) || peer->fd < 0)
+		return;
+	head = kv_steal(peer->message);
+	answer(peer, head);
+	free(head);
+}
+
 static void handle(struct kv_peer *peer, const struct kv_wire_head *head, size_t size)
 {
 	const struct handler *h;
@@ -447,18 +529,19 @@ static void handle(struct kv_peer *peer, const struct kv_wire_head *head, size_t
 		kv_peer_drop(peer, "it didn't say hello");
 		return;
 	}
-	if (h->needs_session && !peer->session) {
-		kv_peer_error(peer, head->tag, -EINVAL, "no pool is open on this connection");
-		return;
-	}
 	kv_clock_update(peer->daemon);
-	/* What a session did before it asked is done before the answer. */
-	if (peer->session) {
+	if (peer->session)
 		kv_session_confirm(peer->session);
-		kv_session_drain(peer->session);
+	mark_rings(peer, head->type);
+	while (peer->fd >= 0 && !work_off(peer, head->type)) {
+		peer->message = malloc(size);
+		if (peer->message) {
+			memcpy(peer->message, head, size);
+			return;
+		}
 	}
 	if (peer->fd >= 0)
-		h->handle(peer, (const void *)head);
+		answer(peer, head);
 }
 
 /* Its user has sent more than it may: the socket is left alone for a while, and fills up. */
@@ -513,6 +596,8 @@ bool kv_peer_serve(struct kv_peer *peer)
 
 	if (peer->walk)
 		kv_walk_on(peer);
+	else if (peer->message)
+		go_on(peer);
 	else
 		more = take_message(peer);
 	if (peer->fd >= 0)

@@ -435,20 +435,33 @@ void kv_session_handle_open(struct kv_peer *peer, const struct kv_msg_pool_open 
 	send_opened(peer, session, msg->head.tag);
 }
 
-void kv_session_drain(struct kv_session *s)
+int64_t kv_session_ops(struct kv_session *s)
 {
-	uint32_t touches = MOST_TOUCHED;
 	int64_t n;
-	bool gave = false;
 
 	/* Pairs with the exchange in the client's kick: what it posts from here on kicks again. */
 	kv_store_seq(&s->shm->kick, 0);
 	n = kv_ring_readable(&s->shm->ops, (uint32_t)s->record->ops_done, s->op_capacity);
-	if (n < 0) {
+	if (n < 0)
 		kv_peer_drop(s->peer, "its ring of ops makes no sense");
+	return n;
+}
+
+void kv_session_drain(struct kv_session *s)
+{
+	kv_session_drain_some(s, UINT32_MAX);
+}
+
+void kv_session_drain_some(struct kv_session *s, uint32_t most)
+{
+	int64_t n = kv_session_ops(s);
+	/* A full ring is looked at several times. */
+	uint32_t touches = n > most ? MOST_TOUCHED / 8 : MOST_TOUCHED;
+	bool gave = false;
+
+	if (n < 0)
 		return;
-	}
-	for (; n; n--) {
+	for (n = n < most ? n : most; n; n--) {
 		struct kv_op op = s->ops[s->record->ops_done & (s->op_capacity - 1)];
 		int r = -EINVAL;
 

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "include/internal/ring.h"
 #include "tests/support/client.h"
 #include "tests/support/process.h"
 #include "tests/support/raw_session.h"
@@ -20,6 +21,7 @@
 #define OTHER	3002
 #define MIB	((uint64_t)1 << 20)
 #define N_CONNECTIONS 24
+#define N_RINGS	      100
 #define N_BLOCKS      150000u /* that the flooder has cached: a check of them is some 20 ms of work */
 #define CHAIN	      1000u
 #define N_SAMPLES     300
@@ -30,7 +32,7 @@ static const struct flood {
 	const char *name;
 	uint16_t type;
 	uint32_t kind; /* STATS: enum kv_stat_kind */
-	bool leases;
+	bool leases, rings;
 } floods[] = {
 	{"CHECK", KV_MSG_CHECK, 0, false},
 	{"STATS of pools", KV_MSG_STATS, KV_STAT_POOL, false},
@@ -38,6 +40,7 @@ static const struct flood {
 	{"STATS of balances", KV_MSG_STATS, KV_STAT_BALANCE, false},
 	{"STATS of errors", KV_MSG_STATS, KV_STAT_ERROR, false},
 	{"LEASE", KV_MSG_LEASE, 0, true},
+	{"PING behind full rings", KV_MSG_PING, 0, false, true},
 };
 #define N_FLOODS ((int)(sizeof(floods) / sizeof(floods[0])))
 
@@ -84,6 +87,25 @@ static void send_one(int fd, const struct flood *flood)
 	       strerror(errno));
 }
 
+static struct raw_session rings[N_RINGS];
+
+/* As many ops as there is room for, of the kind that costs most without a block of one's own. */
+static void fill_rings(void)
+{
+	static uint32_t n;
+
+	for (int i = 0; i < N_RINGS; i++) {
+		struct raw_session *s = &rings[i];
+
+		while (kv_ring_writable(&s->shm->ops, s->op_head, s->shm->op_capacity) > 0) {
+			n = n * 1664525 + 1013904223;
+			raw_op(s, &(struct kv_op){.kind = KV_OP_TOUCH,
+						  .id = (int32_t)(n >> 8) % (int32_t)N_BLOCKS,
+						  .parent = CHAIN});
+		}
+	}
+}
+
 /* Every connection has always more to be answered; what comes is read, or the daemon hangs up. */
 static void floods_on(const struct flood *flood, const int *fds)
 {
@@ -97,6 +119,8 @@ static void floods_on(const struct flood *flood, const int *fds)
 	}
 	for (;;) {
 		poll(polls, N_CONNECTIONS, -1);
+		if (flood->rings)
+			fill_rings();
 		for (int i = 0; i < N_CONNECTIONS; i++) {
 			if (!polls[i].revents)
 				continue;
@@ -119,6 +143,8 @@ static void floods_when_told(struct process *self, void *arg)
 	fill(own, pool);
 	for (int i = 0; i < N_CONNECTIONS; i++)
 		fds[i] = flood->leases ? raw_session("floods", 0).fd : raw_hello();
+	for (int i = 0; flood->rings && i < N_RINGS; i++)
+		rings[i] = raw_session("floods", 0);
 	process_say(self, 0);
 	process_wait(self);
 	floods_on(flood, fds);
