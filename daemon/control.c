@@ -172,7 +172,10 @@ void kv_control_session(const struct kv_session *session, uint32_t leased, uint3
 	s->published_total = session->n_published;
 }
 
-/* Who holds what is found out by a walk: stats of pools and of sessions. */
+/*
+ * Who holds what is found out by a walk: stats of pools and of sessions. What was counted in one slice may be
+ * gone by the last: no more are held than are cached then.
+ */
 struct counting {
 	struct kv_walk walk;
 	uint32_t tag, first, most; /* items */
@@ -187,6 +190,11 @@ static bool count(struct counting *c, struct kv_pool *pool, bool began)
 	if (!began)
 		c->count = (struct kv_books_count){ .at = -1 };
 	return kv_books_count_on(&pool->books, &c->count);
+}
+
+static uint32_t still_held(const struct kv_pool *pool, uint32_t n_counted)
+{
+	return n_counted < pool->books.n_cached ? n_counted : pool->books.n_cached;
 }
 
 /* NULL: it comes before what was asked for, or there is no room for it. */
@@ -207,7 +215,7 @@ static bool pool_slice(struct kv_walk *walk, struct kv_pool *pool, bool began)
 		return true;
 	s = next_item(c);
 	if (s)
-		one_pool(pool, c->count.n_held, s);
+		one_pool(pool, still_held(pool, c->count.n_held), s);
 	return false;
 }
 
@@ -222,7 +230,8 @@ static bool session_slice(struct kv_walk *walk, struct kv_pool *pool, bool began
 		struct kv_session_stats *s = pool->slots[i] ? next_item(c) : NULL;
 
 		if (s)
-			kv_control_session(pool->slots[i], pool->books.n_leased_by[i], c->count.held[i], s);
+			kv_control_session(pool->slots[i], pool->books.n_leased_by[i],
+					   still_held(pool, c->count.held[i]), s);
 	}
 	return false;
 }
