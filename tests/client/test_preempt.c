@@ -329,7 +329,7 @@ static struct kv_gseq *hybrid(const struct model *m, const int32_t *tokens, size
 		must(kv_gseq_reserve(seq, len + step, TIMEOUT));
 		must(kv_gseq_append(seq, tokens + len, step));
 		model_copy(m, seq);
-		model_run(m, seq, tokens + len, step);
+		model_run(m, seq, tokens, step);
 		must(kv_gseq_publish(seq, NULL));
 		len += step;
 	}
