@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvctl report: one HTML file with what the daemon remembers of the last hours, drawn as inline SVG: no script,
- * nothing that is fetched. With --json the samples themselves.
+ * kvctl report: one HTML file with what is wrong now and what the daemon remembers of the last hours, drawn as inline
+ * SVG: no script, nothing that is fetched. With --json the samples themselves.
  *
  * A plot is 720 x 160 with time to the right. Rates are differences of totals over the time between two samples.
  */
@@ -16,6 +16,7 @@
 #include "tools/kvctl.h"
 #include "tools/progress.h"
 #include "tools/snapshot.h"
+#include "tools/trouble.h"
 
 #define WIDTH	 720
 #define HEIGHT	 160
@@ -200,6 +201,20 @@ static void print_pool(FILE *out, const struct kv_pool_stats *pool, const struct
 	fputs("</section>\n", out);
 }
 
+static void print_troubles(FILE *out, const struct kv_snapshot *now)
+{
+	struct kv_trouble troubles[KV_MOST_TROUBLES];
+	size_t n = kv_trouble_find(now, troubles, KV_MOST_TROUBLES);
+
+	for (size_t i = 0; i < n; i++) {
+		fputs("<p class=\"trouble\"><b>", out);
+		print_text(out, troubles[i].seen);
+		fputs("</b><br>-> ", out);
+		print_text(out, troubles[i].change);
+		fputs("</p>\n", out);
+	}
+}
+
 static void print_page(FILE *out, const struct kv_snapshot *now, const struct kv_history_stats *history, size_t n,
 		       struct kv_progress *progress)
 {
@@ -222,8 +237,10 @@ static void print_page(FILE *out, const struct kv_snapshot *now, const struct kv
 	      ".line{stroke-width:1.5}.x{text-anchor:middle}.y{text-anchor:end}\n"
 	      "table{border-collapse:collapse;width:100%}td,th{text-align:right;padding:.25em .6em;"
 	      "border-bottom:1px solid #dde3ea}td:first-child,th:first-child{text-align:left}\n"
-	      "</style></head><body>\n<h1>kvcached</h1>\n<p>", out);
-	fprintf(out, "version %s, up %s, %" PRIu64 " clients, %" PRIu64 " worker restarts; %s</p>\n", d->version,
+	      ".trouble{background:#fdf1ef;border-left:4px solid #c0392b;padding:.5em 1em;color:#1c2833;word-break:break-word}\n"
+	      "</style></head><body>\n<h1>kvcached</h1>\n", out);
+	print_troubles(out, now);
+	fprintf(out, "<p>version %s, up %s, %" PRIu64 " clients, %" PRIu64 " worker restarts; %s</p>\n", d->version,
 		kv_words_time(d->uptime_ns).text, d->n_clients, d->worker_restarts, date);
 	fputs("<section><h2>Devices</h2>\n<table><tr><th>device<th>arena<th>leased<th>cached<th>free</tr>\n", out);
 	for (const struct kv_gpu_stats *g = now->gpus; g < now->gpus + now->n_gpus; g++) {

@@ -4,8 +4,6 @@
 
 #include "tools/trouble.h"
 
-#define MOST_TROUBLES 8 /* on a screen: who reads it begins with the first */
-
 struct troubles {
 	const struct kv_snapshot *s;
 	struct kv_trouble *at;
@@ -174,8 +172,8 @@ size_t kv_trouble_find(const struct kv_snapshot *s, struct kv_trouble *ret, size
 
 unsigned kv_trouble_emit(struct kv_emit *e, const struct kv_snapshot *s)
 {
-	struct kv_trouble troubles[MOST_TROUBLES];
-	size_t n = kv_trouble_find(s, troubles, MOST_TROUBLES);
+	struct kv_trouble troubles[KV_MOST_TROUBLES];
+	size_t n = kv_trouble_find(s, troubles, KV_MOST_TROUBLES);
 
 	for (size_t i = 0; i < n; i++) {
 		kv_emit_line(e, "%s", troubles[i].seen);

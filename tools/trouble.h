@@ -7,6 +7,8 @@
 
 #include "tools/snapshot.h"
 
+#define KV_MOST_TROUBLES 8 /* on a screen or a page: who reads it begins with the first */
+
 struct kv_trouble {
 	char seen[192];
 	char change[192];

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# kvctl report: what the daemon remembers agrees with its counters, and a real browser shows the plots of it
-# (without chromium the page itself is looked at).
+# kvctl report: what the daemon remembers agrees with its counters, and a real browser shows the plots of it, below what
+# is wrong now (without chromium the page itself is looked at).
 # shellcheck source=tests/support/daemon.sh
 . "$(dirname "$0")/../support/daemon.sh"
 
@@ -39,6 +39,8 @@ python3 -IS - "$dir/report.json" "$dir/out" <<-'END' || fail "the history and th
 END
 expect 1 "$kvctl" report /nonexistent/report.html
 expect_err '/nonexistent/report.html: No such file'
+
+! grep -q '<p class="trouble"' "$page" || fail "a trouble where there is none"
 
 say "the page: plots with lines in them, names that are no markup, nothing that is fetched"
 cat > "$dir/look.py" <<-'END'
@@ -84,5 +86,58 @@ if command -v chromium > /dev/null; then
 else
 	say "no chromium here: what a browser makes of it is left out"
 fi
+
+say "what is wrong stands on the first lines, and what to do"
+mkfifo "$dir/hold"
+exec 9<> "$dir/hold"
+hold()	# FILE BLOCKS
+{
+	"$build/tests/support/holder" 'busy<i>' "$2" 0 < "$dir/hold" > "$1" 2>&1 9>&- &
+}
+hold "$dir/first" 3000
+first=$!
+expect_soon 20 grep -q ready "$dir/first"
+expect 0 "$kvctl" pool set 'busy<i>' --max 56M
+hold "$dir/second" 1500
+second=$!
+kill -STOP "$first"
+expect_soon 20 sh -c "'$kvctl' stats | grep -q 'waits for room'"
+expect 0 "$kvctl" report "$page"
+cat > "$dir/wrong.py" <<-'END'
+	import html, re, sys
+	dom = open(sys.argv[1], encoding="utf-8").read()
+	body = dom[dom.index("<h1>"):dom.index("<section>")]
+	said = [html.unescape(re.sub("<[^>]*>", " ", p)) for p in re.findall("<p class=\"trouble\">(.*?)</p>", body)]
+	assert body.index("trouble") < body.index("version"), body
+	assert len(said) == 2 == dom.count('<p class="trouble"'), said
+	assert "busy<i>: 1 request waits for room; it is at its maximum, 56.0 MiB" in said[0], said
+	assert "-> kvctl pool set busy<i> --max SIZE" in said[0], said
+	assert re.search(rf"\(holder, pid {sys.argv[2]}\) is stopped .* -> kill -CONT {sys.argv[2]} ", said[1]), said
+END
+expect 0 python3 -IS "$dir/wrong.py" "$page" "$first"
+if command -v chromium > /dev/null; then
+	expect 0 "${browser[@]}" --dump-dom "file://$page"
+	cp "$dir/out" "$dir/dom.html"
+	expect 0 python3 -IS "$dir/wrong.py" "$dir/dom.html" "$first"
+	# Before anything is scrolled, above all plots, in the browser's own layout.
+	sed 's|</body>|<script>document.title = JSON.stringify([...document.querySelectorAll(".trouble, section")].map(s => [\
+		s.className, s.getBoundingClientRect().top, s.getBoundingClientRect().height, s.innerText]))</script>&|' \
+		"$page" > "$dir/measured.html"
+	expect 0 "${browser[@]}" --dump-dom "file://$dir/measured.html"
+	python3 -IS - "$dir/out" <<-'END' || fail "the troubles aren't seen first"
+	import html, json, re, sys
+	boxes = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", open(sys.argv[1]).read(), re.S)[1]))
+	print([box[:3] for box in boxes])
+	troubles, rest = boxes[:2], boxes[2:]
+	assert all(name == "trouble" and height > 30 and "->" in text for name, _, height, text in troubles), troubles
+	assert max(top for _, top, _, _ in troubles) < min(top for _, top, _, _ in rest) and troubles[0][1] < 150, boxes
+	END
+fi
+kill -CONT "$first"
+kill -KILL "$second"
+exec 9>&-
+wait "$first" || fail "the client that was stopped failed"
+expect 0 "$kvctl" report "$page"
+! grep -q '<p class="trouble"' "$page" || fail "a trouble that is over"
 expect 0 "$kvctl" check
 daemon_stop
