@@ -92,7 +92,7 @@ int kv_compat_flat_plan(const struct kv_compat_component *components, size_t n,
 			int64_t block_tokens, int64_t reserved_per_block, int64_t budget,
 			struct kv_compat_flat *ret_plan, struct kv_compat_binding *ret_bindings)
 {
-	int64_t per_block = reserved_per_block, n_blocks;
+	int64_t per_block = reserved_per_block, n_blocks = 0;
 	int r;
 
 	for (size_t i = 0; i < n; i++)
@@ -141,7 +141,7 @@ int kv_compat_slot_plan(const struct kv_compat_component *components, size_t n,
 			int64_t block_tokens, int64_t budget, struct kv_compat_flat *ret_plan,
 			struct kv_compat_binding *ret_bindings, int64_t *ret_tensor_bytes)
 {
-	int64_t n_slots = 0, per_block = 0, n_blocks;
+	int64_t n_slots = 0, per_block = 0, n_blocks = 0;
 	size_t n_bindings = 0;
 	int r;
 

@@ -539,7 +539,7 @@ END_TEST
 
 #define D02_PAGES 262145 /* of 32 latent vectors of 512: the last begins at element 2^32 */
 
-/* D02. A backend without heads of 512 says so; the others, and every write and copy, reach the end. */
+/* D02. A backend without latents of 512 says so; the others, and every write and copy, reach the end. */
 START_TEST(a_latent_pool_past_two_to_the_32_elements_shows_each_page_its_own_values)
 {
 	const int dim = 512, size = 32, last = D02_PAGES - 1;
@@ -578,7 +578,9 @@ START_TEST(a_latent_pool_past_two_to_the_32_elements_shows_each_page_its_own_val
 						   .max_query_len = 1,
 						   .max_seq_len = 32,
 						   .table_width = 1,
+						   .latent_dim = dim,
 						   .q = write.key,
+						   .sm_scale = 0.04F,
 						   .window_left = -1,
 						   .causal = 1};
 		struct kv_copy_args copy = {.size = sizeof(copy),
@@ -592,7 +594,7 @@ START_TEST(a_latent_pool_past_two_to_the_32_elements_shows_each_page_its_own_val
 		pool = buffer_new_sparse(bytes);
 		view.base = pool;
 		write.value = write.key; /* one vector is K and V */
-		write.k = write.v = attend.k = attend.v = view;
+		write.k = write.v = attend.k = view;
 		ck_assert_msg(kv_write_on(backend, &write) == 0, "%s", kv_error_text());
 		ck_assert_msg(kv_copy_blocks_on(backend, &copy) == 0, "%s", kv_error_text());
 		buffer_get(got, pool + 2 * page, page);
