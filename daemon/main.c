@@ -44,7 +44,7 @@ static const char help[] =
 	"  --access FILE        which users and groups may open, read or administer which\n"
 	"                       pools; default: all may open, who made a pool may change it\n"
 	"  --event-loop KIND    auto, io_uring or epoll; default auto\n"
-	"  --policy NAME        which cached blocks go first: worth (learns it) or lru;\n"
+	"  --policy NAME        worth (learns it) or lru: which cached blocks go first;\n"
 	"                       default worth\n"
 	"  --events ENDPOINT[,replay=ENDPOINT][,encoding=current|legacy]\n"
 	"                       tell routers over ZMQ what engines can find, as on\n"

@@ -30,8 +30,10 @@ say "programs, library and headers"
 for name in bin/kvctl bin/kvengine bin/kvbench sbin/kvcached /libkvclient.so.0 /libkvclient.so \
 	systemd/system/kvcached.service \
 	systemd/system/kvcached.socket share/kvcached/kvcached-alerts.yml share/kvcached/kvcached-dashboard.json \
-	bash-completion/completions/kvctl.bash zsh/site-functions/_kvctl \
-	fish/vendor_completions.d/kvctl.fish share/doc/kvcached/examples/share.c share/doc/kvcached/examples/toy.py; do
+	zsh/site-functions/_{kvctl,kvcached,kvbench,kvengine} \
+	bash-completion/completions/{kvctl,kvcached,kvbench,kvengine}.bash \
+	fish/vendor_completions.d/{kvctl,kvcached,kvbench,kvengine}.fish \
+	share/doc/kvcached/examples/share.c share/doc/kvcached/examples/toy.py; do
 	at "$name" > /dev/null || exit 1
 done
 include=$(dirname "$(at /kvcached/kvcached.h)")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Completion of kvctl: a real bash at a terminal, every word of the table, names that the daemon knows.
+# Completion of kvctl: a real bash at a terminal, every word of the table, names that the daemon knows; and of the others.
 # shellcheck source=tests/support/daemon.sh
 . "$(dirname "$0")/../support/daemon.sh"
 
@@ -93,6 +93,11 @@ END
 for case in "kvctl sess:kvctl session " "kvctl pool ep:kvctl pool epoch " \
 	"kvctl pool drop l:kvctl pool drop llama\\ 3 " "kvctl restart-worker --b:kvctl restart-worker --binary "; do
 	expect 0 python3 -IS "$dir/type.py" "$dir/kvctl.bash" "${case%%:*}" "${case#*:}"
+done
+# The others, by what their help says. words.py has all their words, in each shell.
+for case in "kvcached --event-loop i:kvcached --event-loop io_uring " "kvbench elas:kvbench elastic " \
+	"kvengine --model=ti:kvengine --model=tiny " "kvengine --no-:kvengine --no-share "; do
+	expect 0 python3 -IS "$dir/type.py" "$build/tools/${case%% *}.bash" "${case%%:*}" "${case#*:}"
 done
 # zsh and fish: at least what they read as a script of theirs.
 for shell in zsh fish; do

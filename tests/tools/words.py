@@ -4,10 +4,18 @@
 
 Each command, option, benchmark and probe of the one stands in the others, and nothing else does.
 """
+import fcntl
 import glob
+import os
+import pty
 import re
+import select
+import shutil
+import struct
 import subprocess
 import sys
+import termios
+import time
 
 build, source = sys.argv[1:]
 programs = {"kvctl": "tools/kvctl", "kvbench": "tools/bench/kvbench", "kvengine": "tools/engine/kvengine",
@@ -15,6 +23,7 @@ programs = {"kvctl": "tools/kvctl", "kvbench": "tools/bench/kvbench", "kvengine"
 # Of others, where a page speaks of them.
 FOREIGN = {"kvctl": set(), "kvbench": set(), "kvengine": {"--host"}, "kvcached": {"--budget", "--model", "--json"}}
 wrong = []
+os.environ["PATH"] = f"{build}/tools:{os.environ['PATH']}"  # shells ask kvctl itself
 
 
 def output(*command):
@@ -41,6 +50,50 @@ def same(what, one, other):
 def offered(*words):
     lines = output(kvctl, "completion", "words", *words).splitlines()
     return {line.split("\t")[0] for line in lines if not line.startswith(":")}
+
+
+def completed(shell, program, *words):
+    """What a real shell offers for the last of the words, by the script that is installed; zsh also says its text."""
+    script = f"{build}/tools/" + (f"_{program}" if shell == "zsh" else f"{program}.{shell}")
+    if shell == "bash":
+        run = ('. "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); compopt() { echo :files; }; '
+               f'_{program}; printf "%s\\n" "${{COMPREPLY[@]}}"')
+        text = output("bash", "--norc", "-c", run, "bash", script, program, *words)
+    elif shell == "fish":
+        text = output("fish", "-N", "-c", 'source $argv[1]; complete -C "$argv[2..]"', script, program, *words)
+        text = "\n".join(line.split("\t")[0] for line in text.splitlines())
+    else:
+        text = typed_in_zsh(script, " ".join([program, *words]))
+    return set(filter(None, text.splitlines()))
+
+
+def typed_in_zsh(script, line):
+    """zsh completes at a terminal alone: one of 400 x 200."""
+    pid, terminal = pty.fork()
+    if not pid:
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 200, 400, 0, 0))
+        os.environ.update(TERM="dumb")
+        os.execvp("zsh", ["zsh", "-f", "-i"])
+    seen = ""
+
+    def until(word):
+        nonlocal seen
+        end = time.monotonic() + 60
+        while word not in seen:
+            assert select.select([terminal], [], [], max(0, end - time.monotonic()))[0], f"zsh: no {word!r} in {seen!r}"
+            seen += os.read(terminal, 65536).decode()
+        before, _, seen = seen.partition(word)
+        return before
+
+    os.write(terminal, f"unset zle_bracketed_paste; unsetopt prompt_sp; PS1='>''>> ' LISTMAX=10000; autoload -U compinit; compinit -u -D; . '{script}'; "
+             "zstyle ':completion:*' list-separator '##'; \n".encode())
+    until(">>> ")
+    os.write(terminal, line.encode() + b"\x04\x15echo 'o''ver'\n")  # ^D lists, ^U deletes the line
+    text = until("over\r\n").rpartition("echo ")[0]
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    listed = [line.split("##")[0] for line in text.splitlines()[1:] if ">>> " not in line]
+    return "\n".join(word.split(" ")[0] for line in listed for word in re.split(r"  +", line))
 
 
 kvctl = f"{build}/{programs['kvctl']}"
@@ -108,6 +161,35 @@ same(("kvbench --help", "completion of kvctl bench"), benchmarks, offered("bench
 probes = re.findall(r"^  ([a-z_-]+) ", output(kvctl, "doctor", "help"), re.M)
 assert len(probes) >= 10
 same(("kvctl doctor help", "completion"), probes, offered("doctor", ""))
+
+# What shells complete of the others, in each shell that is here.
+VALUES = {"kvcached": {"--event-loop": {"auto", "io_uring", "epoll"}, "--export": {"auto", "vmm", "ipc"}, "--host": set(),
+                       "--policy": {"worth", "lru"}, "--log-level": {"debug", "info", "warn", "error"}, "--user-pools": set()},
+          "kvbench": {"--dtype": {"f32", "f16", "bf16", "e4m3", "e5m2"}, "--device": {"host", "cuda"}, "--batch": set(),
+                      "--layout": {"nhd", "hnd", "nhd-flat", "hnd-flat"}},
+          "kvengine": {"--device": {"host", "cuda"}, "--kv-dtype": {"f32", "f16", "bf16"}, "-t": set()}}
+FILES = {"kvcached": {"--socket", "--access"}, "kvbench": {"--peers", "-s"}, "kvengine": {"-m", "--prompt-file", "--logits"}}
+for shell in ("bash", "zsh", "fish"):
+    if not shutil.which(shell):
+        print(f"no {shell} here: its completion is left out")
+        continue
+    same(("kvctl --help", f"its completion by {shell}"), objects, completed(shell, "kvctl", ""))
+    same(("kvctl pool in the help", f"its completion by {shell}"), objects["pool"], completed(shell, "kvctl", "pool", ""))
+    for name, values in VALUES.items():
+        same((f"{name} --help", f"its completion by {shell}"), options_in(help_of[name]), completed(shell, name, "--"))
+        firsts = set(benchmarks) if name == "kvbench" else set()
+        same((f"{name} --help", f"first words by {shell}"), firsts, completed(shell, name, ""))
+        for option, words in values.items():
+            same((f"{name} {option} in the help", f"its completion by {shell}"), words, completed(shell, name, option, ""))
+        for option in FILES[name]:
+            offer = completed(shell, name, option, "" if shell == "bash" else f"{source}/meson.b")
+            if not any(":files" in word or word.endswith("meson.build") for word in offer):
+                wrong.append(f"{shell} offers no files behind {name} {option}, but {offer}")
+    same((f"{shell}: kvengine --model", "its completion"), {"tiny"}, completed(shell, "kvengine", "--model", "ti") - {":files"})
+    same((f"{shell}: kvcached --policy", "its completion"), {"lru"}, completed(shell, "kvcached", "--policy", "l"))
+    if shell == "bash":
+        same(("kvcached --policy=", "its completion"), {"lru"}, completed(shell, "kvcached", "--policy", "=", "l"))
+        same(("kvcached --policy=", "its completion"), {"lru", "worth"}, completed(shell, "kvcached", "--policy", "="))
 
 # Headings of tables: in the page's tables, or a paragraph of READING THE SCREEN.
 headings = set()
