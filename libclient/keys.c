@@ -89,6 +89,9 @@ static int check(const struct kv_keys_options *o)
 				o->block_tokens);
 	if (o->n_items && !o->items)
 		return kv_error(-EINVAL, "items: NULL given for %u", o->n_items);
+	if (o->embeds && (o->n_embeds < 0 || o->embed_bytes < 1 || o->n_embeds > INT64_MAX / o->embed_bytes))
+		return kv_error(-EINVAL, "n_embeds, embed_bytes: %lld, %lld given; 0 or more, 1 or more needed",
+				(long long)o->n_embeds, (long long)o->embed_bytes);
 	for (uint32_t i = 0; i < o->n_items; i++) {
 		const struct kv_keys_item *item = &o->items[i];
 
@@ -114,9 +117,23 @@ static bool lies_in(const struct kv_keys_item *item, int64_t start, int32_t n)
 	return item->n_tokens > 0 && item->offset < start + n && item->n_tokens > start - item->offset;
 }
 
+/* The rows of a block; none behind the prompt. */
+static void put_embeds(struct message *m, const struct kv_keys_options *o, int64_t start)
+{
+	int64_t first = start < o->n_embeds ? start : o->n_embeds, n = o->n_embeds - first;
+	struct kv_sha256 s;
+	uint8_t digest[32];
+
+	n = n < o->block_tokens ? n : o->block_tokens;
+	kv_sha256_start(&s);
+	kv_sha256_add(&s, (const uint8_t *)o->embeds + first * o->embed_bytes, (size_t)(n * o->embed_bytes));
+	kv_sha256_end(&s, digest);
+	put_data(m, CBOR_BYTES, digest, sizeof(digest));
+}
+
 static void put_extras(struct message *m, const struct kv_keys_options *o, int64_t start)
 {
-	size_t n = has_text(o->lora_name) + (start == 0 && has_text(o->salt));
+	size_t n = has_text(o->lora_name) + (start == 0 && has_text(o->salt)) + !!o->embeds;
 
 	for (uint32_t i = 0; i < o->n_items; i++)
 		n += lies_in(&o->items[i], start, o->block_tokens);
@@ -136,12 +153,14 @@ static void put_extras(struct message *m, const struct kv_keys_options *o, int64
 	}
 	if (start == 0 && has_text(o->salt))
 		put_text(m, o->salt);
+	if (o->embeds)
+		put_embeds(m, o, start);
 }
 
 /* No message of a block is longer. */
 static size_t message_bytes(const struct kv_keys_options *o)
 {
-	size_t n = 8 * HEAD_BYTES + KV_KEYS_BYTES + (size_t)o->block_tokens * HEAD_BYTES;
+	size_t n = 9 * HEAD_BYTES + 2 * KV_KEYS_BYTES + (size_t)o->block_tokens * HEAD_BYTES;
 
 	n += has_text(o->lora_name) ? strlen(o->lora_name) : 0;
 	n += has_text(o->salt) ? strlen(o->salt) : 0;

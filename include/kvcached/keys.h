@@ -8,9 +8,10 @@
  *	key i = HASH(CBOR [ key i - 1, [tokens of block i], extras or null ]); key -1 = HASH(CBOR seed)
  *
  * Extras of a block, in this order: the adapter's name; [hash, offset] of each item that lies in it,
- * the offset counted from the block's first token; the salt, in a sequence's first block. CBOR is
- * RFC 8949's deterministic form. Left out are keys over pickled objects, which no other program can
- * repeat, and those of prompts given as embeddings.
+ * the offset counted from the block's first token; the salt, in a sequence's first block; of a prompt
+ * given as embeddings the SHA-256 of the block's rows, whose tokens are 0 (of blocks behind the prompt,
+ * too: of the rows there are, or of none). CBOR is RFC 8949's deterministic form. Left out are keys over
+ * pickled objects, which no other program can repeat.
  *
  * Threads: every function may be called from any thread at any time.
  */
@@ -48,6 +49,9 @@ struct kv_keys_options {
 	const struct kv_keys_item *items; /* [n_items] by offset */
 	uint32_t n_items;
 	uint32_t reserved;
+	const void *embeds;  /* [n_embeds][embed_bytes] from the sequence's start, as they lie in memory; NULL */
+	int64_t n_embeds;
+	int64_t embed_bytes; /* of a token's row */
 };
 
 /* kv_keys_bytes() - bytes of a key; 0 for a number that names no hash */

@@ -8,6 +8,8 @@
 #include <kvcached/client.h>
 #include <kvcached/keys.h>
 
+#include "alloc/sha256.h"
+
 #define TOKENS 200
 
 static const struct kv_keys_item items[] = {{"cat", 3, 40}, {"dog", 3, 0}, {"owl", 100, 1}};
@@ -80,6 +82,44 @@ START_TEST(what_is_in_a_block_is_in_its_key_and_all_after)
 }
 END_TEST
 
+/* By hand: [seed's key, [0, 0], [digest]], hashed; then that key, no rows, the digest of nothing. */
+START_TEST(a_prompt_of_embeddings_is_known_by_its_rows)
+{
+	static const uint8_t rows[3][4] = {{1, 2, 3, 4}, {5, 6, 7, 8}, {9, 10, 11, 12}};
+	static const uint32_t zeros[6] = {0};
+	struct kv_keys_options o = {.size = sizeof(o), .hash = KV_KEYS_SHA256, .block_tokens = 2};
+	uint8_t with[3][32], without[3][32], digest[32], message[128], right[32];
+	struct kv_sha256 s;
+
+	ck_assert_int_eq(kv_keys_of_blocks(&o, 0, NULL, zeros, 6, without[0], 3), 3);
+	o.embeds = rows;
+	o.n_embeds = 3;
+	o.embed_bytes = 4;
+	ck_assert_int_eq(kv_keys_of_blocks(&o, 0, NULL, zeros, 6, with[0], 3), 3);
+	kv_keys_seed(&o, right);
+	for (int i = 0; i < 3; i++) { /* two rows, one, none */
+		kv_sha256_start(&s);
+		kv_sha256_add(&s, rows[i == 0 ? 0 : 2], i == 0 ? 8 : i == 1 ? 4 : 0);
+		kv_sha256_end(&s, digest);
+		memcpy(message, "\x83\x58\x20", 3);
+		memcpy(message + 3, right, 32);
+		memcpy(message + 35, "\x82\x00\x00\x81\x58\x20", 6);
+		memcpy(message + 41, digest, 32);
+		kv_sha256_start(&s);
+		kv_sha256_add(&s, message, 73);
+		kv_sha256_end(&s, right);
+		ck_assert_mem_eq(with[i], right, 32);
+		ck_assert(memcmp(with[i], without[i], 32) != 0);
+	}
+	/* From the second block on, the rows still counted from the sequence's start. */
+	ck_assert_int_eq(kv_keys_of_blocks(&o, 1, with[0], zeros, 4, without[0], 2), 2);
+	ck_assert_mem_eq(without, with[1], 64);
+	o.embed_bytes = 0;
+	ck_assert_int_eq(kv_keys_of_blocks(&o, 0, NULL, zeros, 6, with[0], 3), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kv_error_text(), "embed_bytes"));
+}
+END_TEST
+
 START_TEST(a_wrong_field_is_named)
 {
 	static const char *const fields[] = {
@@ -119,6 +159,7 @@ int main(void)
 	suite_add_tcase(suite, tcase);
 	tcase_add_loop_test(tcase, keys_are_the_same_in_any_number_of_calls, 0, 2);
 	tcase_add_test(tcase, what_is_in_a_block_is_in_its_key_and_all_after);
+	tcase_add_test(tcase, a_prompt_of_embeddings_is_known_by_its_rows);
 	tcase_add_loop_test(tcase, a_wrong_field_is_named, 0, 10);
 	srunner_run_all(runner, CK_NORMAL);
 	n_failed = srunner_ntests_failed(runner);
